@@ -46,27 +46,27 @@ class Backend(Protocol):
 
     @property
     def address(self) -> str:
-        """Where it is, as `headwater.open` takes it."""
+        """Return where it is, as `headwater.open` takes it."""
         ...
 
     @property
     def uuid(self) -> str:
-        """What identifies the log, wherever it is moved."""
+        """Return what identifies the log, wherever it is moved."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """What it accepts."""
+        """Return what it accepts."""
         ...
 
     @property
     def archive_url(self) -> str | None:
-        """Where it is archived; None if it is not, or if that cannot be known from here."""
+        """Return where it is archived; None if it is not, or if that cannot be known from here."""
         ...
 
     @property
     def replica(self) -> Replica | None:
-        """What it is a replica of, even after it was promoted; None if it never was one."""
+        """Return what it is a replica of, even after it was promoted; None if it never was one."""
         ...
 
     def create(self, topic: str, partitions: int, settings: TopicSettings) -> bool: ...

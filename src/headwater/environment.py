@@ -43,7 +43,7 @@ def _server_options(given: Mapping[str, str]) -> dict[str, Any]:
     elif (user := _variable("user")) is not None:
         name, colon, password = user.partition(":")
         if not colon:
-            raise Invalid("HEADWATER_USER has no password", hint="it is name:password")
+            raise Invalid("HEADWATER_USER has no password", hint="set it to name:password")
         options["user"] = name, password
     return _without_none(options)
 
@@ -59,7 +59,7 @@ def _first_line(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"the token file {path} cannot be read: {error}", hint="its first line is the token") from error
     if not token:
-        raise Invalid(f"{path} holds no token", hint="its first line is the token that 'headwater auth add' printed")
+        raise Invalid(f"{path} contains no token", hint="its first line is the token that 'headwater auth add' printed")
     return token
 
 

@@ -19,9 +19,6 @@ Durability = Literal["fsync", "os"]
 Content = Literal["bytes", "text", "json", "bson"]
 CONTENTS: tuple[Content, ...] = ("bytes", "text", "json", "bson")  # by their number in the format; must stay
 
-At = int | datetime | UUID | Literal["earliest", "latest"]
-"""A place in a log: an offset, a time, the id of an event, or one of its ends."""
-
 UNIX_EPOCH_TICKS = 122_192_928_000_000_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NODE_MASK = (1 << 62) - 1
@@ -30,7 +27,7 @@ _decode_json = msgspec.json.Decoder().decode
 
 
 def ticks_of(time: datetime) -> int:
-    """The ticks of a time. A naive time is refused: it would mean something else on another machine."""
+    """Return the ticks of a time. A naive time is refused: it would mean something else on another machine."""
     if time.tzinfo is None:
         raise Invalid(f"time {time.isoformat()} has no time zone", hint="use datetime.now(UTC) or .astimezone()")
     delta = time - _UNIX_EPOCH
@@ -38,12 +35,12 @@ def ticks_of(time: datetime) -> int:
 
 
 def time_of(ticks: int) -> datetime:
-    """The time of ticks, rounded down to microseconds."""
+    """Return the time of ticks, rounded down to microseconds."""
     return _UNIX_EPOCH + timedelta(microseconds=(ticks - UNIX_EPOCH_TICKS) // 10)
 
 
 def id_of(ticks: int, node: int) -> UUID:
-    """The UUIDv6 of an event: `ticks` in its 60 bits of time, the log's `node` in the other 62."""
+    """Return the UUIDv6 of an event: `ticks` in its 60 bits of time, the log's `node` in the other 62."""
     high = (ticks >> 12) << 16 | 0x6000 | (ticks & 0x0FFF)
     return UUID(int=high << 64 | 2 << 62 | node)
 
@@ -60,7 +57,7 @@ def _node_text(node: int) -> str:
 
 
 def ticks_and_node(id: UUID) -> tuple[int, int]:
-    """The ticks and the log's node that an event's id was made of."""
+    """Return the ticks and the log's node that an event's id was made of."""
     high, low = id.int >> 64, id.int & ((1 << 64) - 1)
     if id.version != 6 or low >> 62 != 2:
         raise Invalid(f"{id} is not an event's id", hint="ids of events are UUIDs of version 6")
@@ -100,17 +97,17 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def meta(self) -> dict[str, str]:
-        """What the producer noted beside the data; empty if nothing."""
+        """Return what the producer noted beside the data; empty if nothing."""
         return {} if self.raw_meta is None else _decode_meta(self.raw_meta)
 
     @property
     def size(self) -> int:
-        """Bytes of the data, also when it is not in memory."""
+        """Return bytes of the data, also when it is not in memory."""
         return self.blob.size if self.blob is not None else len(self.data or b"")
 
     @property
     def value(self) -> Any:
-        """The data as its content says: bytes, str, or what the JSON or BSON holds."""
+        """Return the data as its content says: bytes, str, or what the JSON or BSON holds."""
         data, content = self.data, self.content
         if data is None:
             data = b"".join(self.chunks())
@@ -123,7 +120,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         return data
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in verified pieces of at most 1 MiB, for any event, with bounded memory."""
+        """Yield the data in verified pieces of at most 1 MiB, for any event, with bounded memory."""
         if self.data is None and self.blob is not None:
             yield from self.blob.chunks()
         elif self.data:

@@ -41,7 +41,7 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many events can be read: offsets without those that are lost."""
+        """Return how many events can be read: offsets without those that are lost."""
         return self.end - self.start - sum(hi - lo for lo, hi in self.lost)
 
 
@@ -55,12 +55,12 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many events can be read: lost ones do not count."""
+        """Return how many events can be read: lost ones do not count."""
         return sum(partition.events for partition in self.partitions)
 
     @property
     def lost(self) -> int:
-        """How many events were damaged, and cut out by `repair`."""
+        """Return how many events were damaged, and cut out by `repair`."""
         return sum(hi - lo for partition in self.partitions for lo, hi in partition.lost)
 
     @property
@@ -101,7 +101,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
 
     @classmethod
     def damaged(cls, name: str, topic: str, partition: int, error: HeadwaterError) -> ConsumerInfo:
-        """A consumer of which nothing can be told but the reason."""
+        """Return a consumer of which nothing can be told but the reason."""
         return cls(name, topic, partition, 0, 0, 0, None, 0, 0, 0, str(error))
 
 
@@ -150,7 +150,7 @@ class RestoreResult(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many events can be read."""
+        """Return how many events can be read."""
         return self.end - self.first - self.lost
 
 
@@ -192,7 +192,7 @@ class ViewInfo(msgspec.Struct, frozen=True):
 
     `state` is `running`, `idle` (nobody runs it), `stopped` (by `error`), `rebuilding`, or, for a binder whose file
     cannot be read, `unreadable`: then it has the binder's name. `skipped` events had no key; `missed` ones were deleted
-    by retention before they were read, or are lost; `aside` counts those quarantined or set aside.
+    by retention before they were read, or are lost; `aside` counts those quarantined or dead-lettered.
     """
 
     kind: Literal["projection", "function"]
@@ -252,10 +252,10 @@ class ReplicaInfo(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Events that the source has, as far as it told, and the replica has not."""
+        """Return events that the source has, as far as it told, and the replica has not."""
         return sum(log.lag for log in self.logs)
 
     @property
     def lost(self) -> int:
-        """Events that a repair cut out of the source, and that the replica does not have either."""
+        """Return events that a repair cut out of the source, and that the replica does not have either."""
         return sum(log.lost for log in self.logs)

@@ -91,7 +91,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lease_ms: int = 10_000  # how long a dead reader keeps its partitions; long enough for a stall of a busy machine
     ack_ms: int = 100  # acks are stored this often: what a crash may deliver again, against a write for each
     bucket_ack_ms: int = 1000  # the same for cursors in a bucket or a table, where each write is paid for
-    failures_max: int = 5  # an event that failed so often is set aside, so that the others behind it are handled
+    failures_max: int = 5  # an event that failed so often is dead-lettered, so that the others behind it are handled
     retry_ms: int = 100  # before the first retry; doubled for each further one
     retry_ms_max: int = 10_000  # so that an event that may fail often is still tried now and then
     unacked_max: int = 200_000  # events that were handed out and not acked: each is remembered
@@ -99,16 +99,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # The archive of a directory.
     archive_cache_bytes: int = GIB  # fetched segments that a log directory keeps: a read back and forth stays local
     archive_transfers: int = 4  # files that go to or come from an archive at once: a few fill most networks
-    archive_retry_s: float = 10.0  # whoever reads waits so long for an archive that is out of reach
+    archive_retry_s: float = 10.0  # the process that reads waits so long for an archive that is out of reach
     archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
 
     # In a bucket.
     linger_ms: int = 100  # how long `append_later` gathers before an object is put: requests are what a bucket costs
     linger_bytes: int = 4 * MIB  # or until there is so much
-    buffer_bytes: int = 64 * MIB  # what may wait to be put, of a partition; then whoever appends waits
+    buffer_bytes: int = 64 * MIB  # what may wait to be put, of a partition; then the caller that appends waits
     object_bytes: int = 8 * MIB  # about how much goes into one object, unless one append has more
     knowledge_s: float = 60.0  # how old a look at what was compacted and trimmed may be, from the look to the answer
-    collect_s: float = 600.0  # what is superfluous is deleted after this: far above what anybody believes, or waits for
+    collect_s: float = 600.0  # what is garbage is deleted after this: far above what anybody believes, or waits for
     compact_objects: int = 256  # so many objects become a segment, in the background; 0: only when `seal` is called
     compact_objects_max: int = 10_000  # of one segment: each is a request, and must be read before it is out of date
     blob_orphan_s: float = 86_400.0  # a huge event that no object names is deleted after this: its upload may take long
@@ -166,7 +166,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     query_unacked_max: int = 100  # QUERYRESULT frames that a client has not acknowledged
     sessions_max: int = 64  # transactions of one connection; what is in them counts as held in memory
 
-    users_file_bytes_max: int = 16 * MIB  # it is held in memory, and read anew when it changes
+    users_file_bytes_max: int = 16 * MIB  # it is held in memory, and read again when it changes
     users_look_s: float = 1.0  # how long a right that was taken away may still be used
     user_name_bytes_max: int = 64  # it stands in every line of the access log
     user_decisions_max: int = 4096  # topics of which it is remembered whether a user may do something to them

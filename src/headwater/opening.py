@@ -162,7 +162,7 @@ def _refuse(address: str, kind: str, options: dict[str, Any], others: str, hint:
     """Raise Invalid if options are given that are for another kind of address."""
     for name, value in options.items():
         if value is not None:
-            raise Invalid(f"{name} is for {others}, and {address!r} is a {kind}", hint=f"write {hint}")
+            raise Invalid(f"{name} is for {others}, but {address!r} is a {kind}", hint=f"write {hint}")
 
 
 def _open_server(address: str, durability: Durability, limits: Limits, options: dict[str, Any]) -> Store:
@@ -217,7 +217,7 @@ def replicator(
     limits: Limits,
     server: dict[str, Any],
 ) -> Iterator[Replicator]:
-    """What copies from an address, for whoever wants to stop it; the address is closed afterwards."""
+    """What copies from an address, for a caller that may stop it; the address is closed afterwards."""
     if is_server(str(source)):
         server = {"retry": 1.0, **server}  # it tries again by itself, and tells meanwhile how it is
     with open(source, mode="existing", limits=limits, **server) as hw:
@@ -235,5 +235,5 @@ def promote(path: str | os.PathLike[str]) -> None:
 
 
 def replica(path: str | os.PathLike[str]) -> ReplicaInfo:
-    """How a replica is, as the one who copies to it told last; raises NotFound if it is none."""
+    """Return how a replica is, as the replicator told last; raises NotFound if it is none."""
     return progress.read(Path(path), Disk(), Clock())

@@ -53,17 +53,17 @@ class Consumer(Iterator[Event], Protocol):
     def topic(self) -> str: ...
     @property
     def id(self) -> str:
-        """The id of this member: the owner of its leases."""
+        """Return the id of this member: the owner of its leases."""
         ...
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions that it holds."""
+        """Return the partitions that it holds."""
         ...
 
     @property
     def fences(self) -> dict[int, int]:
-        """The fence of each partition that it holds. It grows with every owner: others can refuse older ones."""
+        """Return the fence of each partition that it holds. It grows with every owner: others can refuse older ones."""
         ...
 
     @property
@@ -189,7 +189,7 @@ class Changes(Iterator[Change], Protocol):
 
     @property
     def place(self) -> str:
-        """Where to go on after the last change that was given."""
+        """Return where to go on after the last change that was given."""
         ...
 
     def stop(self) -> None: ...

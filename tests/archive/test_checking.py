@@ -129,10 +129,10 @@ def test_a_file_that_is_whole_and_wrong_is_found(
     [
         (lambda record: record["parts"].pop(1), "does not follow"),
         (lambda record: record.update(uuid="0" * 32), "belongs to another log"),
-        (lambda record: record["parts"][0].update(rows=10**6), "other rows than offsets"),
+        (lambda record: record["parts"][0].update(rows=10**6), "a different number of rows"),
         (lambda record: record["parts"][1].update(first_ticks=1), "do not grow"),
         (lambda record: record["parts"][1].update(previous_ticks=1), "do not grow"),
-        (lambda record: record["parts"][0]["file"].update(name="../../../etc/passwd"), "cannot have"),
+        (lambda record: record["parts"][0]["file"].update(name="../../../etc/passwd"), "invalid name"),
     ],
     ids=["gap", "other", "rows", "ticks", "previous", "name"],
 )

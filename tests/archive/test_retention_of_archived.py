@@ -86,7 +86,7 @@ def test_that_nobody_archives_is_said(tmp_path: Path, url: str, caplog: pytest.L
         archiver_of(hw.directory, url)
         with caplog.at_level(logging.WARNING, "headwater"):
             fill(hw, 200)
-            wait_for(lambda: "is not in the archive, and stays" in caplog.text)
+            wait_for(lambda: "is not in the archive, and is kept" in caplog.text)
         assert local(hw)[0] == 0
 
 

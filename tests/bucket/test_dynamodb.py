@@ -46,7 +46,7 @@ def test_a_wrong_address_is_refused_before_anything_is_asked(url: str) -> None:
 
 
 def test_another_kind_of_coordinator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="no coordinator"):
+    with pytest.raises(Unsupported, match="not a coordinator"):
         headwater.open(f"objects://{tmp_path}/objects", coordinator="zookeeper://host")
 
 

@@ -24,7 +24,7 @@ def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(store: Obj
 
 
 @pytest.mark.parametrize(
-    ("ignored", "named"), [(b"if-none-match", "that was there already"), (b"if-match", "that had changed meanwhile")]
+    ("ignored", "named"), [(b"if-none-match", "that already existed"), (b"if-match", "that had changed meanwhile")]
 )
 def test_a_store_that_ignores_a_condition_is_refused_and_the_condition_named(
     seaweed: Seaweed, ignored: bytes, named: str

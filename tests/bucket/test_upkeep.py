@@ -241,9 +241,9 @@ def test_what_consumers_have_not_passed_is_kept(opener: Opener) -> None:
 def test_hard_bounds_are_not_to_be_had(opener: Opener) -> None:
     hw = opener(limits=QUICK)
     hw.create("t")
-    with pytest.raises(Unsupported, match="hard bound"):
+    with pytest.raises(Unsupported, match="hard limit"):
         hw.retain("t", retention_bytes_hard=1000)
-    with pytest.raises(Unsupported, match="hard bound"):
+    with pytest.raises(Unsupported, match="hard limit"):
         hw.create("u", retention_bytes_hard=1000)
 
 

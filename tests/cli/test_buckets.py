@@ -61,4 +61,4 @@ def test_consumers_keep_their_leases_where_the_environment_says(
 ) -> None:
     run("append", bucket, "t", "x")
     monkeypatch.setenv("HEADWATER_COORDINATOR", "nowhere://table")
-    assert "no coordinator" in run("topics", bucket, code=1).err
+    assert "not a coordinator" in run("topics", bucket, code=1).err

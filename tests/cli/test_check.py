@@ -72,14 +72,14 @@ def test_a_note_is_not_damage(run: Run, data: Path, found: list[Finding]) -> Non
 
 def test_repair_shows_first_and_does_it_when_told(run: Run, data: Path, steps: list[Action]) -> None:
     assert run("repair", data).out == "✓ nothing to repair\n"
-    steps.append(Action("t", 0, "0.log", "cut bytes 4096 to 4224", "0.cut-4096", False))
+    steps.append(Action("t", 0, "0.log", "remove bytes 4096 to 4224", "0.cut-4096", False))
     ran = run("repair", data, code=1)
-    assert ran.lines[0] == "· to do  t/0: cut bytes 4096 to 4224"
+    assert ran.lines[0] == "· to do  t/0: remove bytes 4096 to 4224"
     assert ran.lines[2].strip() == "will be kept in 0.cut-4096"
     assert ran.lines[-1] == f"Nothing was changed. 'headwater repair {data} --apply' does it."
     assert run("repair", data, "--json", code=1).objects[0]["done"] is False
     applied = run("repair", data, "--apply")
-    assert applied.lines[0] == "✓ done  t/0: cut bytes 4096 to 4224"
+    assert applied.lines[0] == "✓ done  t/0: remove bytes 4096 to 4224"
     assert applied.lines[2].strip() == "kept in 0.cut-4096"
 
 

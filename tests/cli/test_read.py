@@ -134,7 +134,9 @@ def test_a_bad_match_says_what_to_write(run: Run, data: Path, command: str) -> N
         == 'error: the match is not JSON: Input data was truncated — write it like {"total": {"$gt": 10}}\n'
     )
     assert refused("[]") == 'error: a match is a JSON object — write it like {"total": {"$gt": 10}}\n'
-    assert refused('{"a": {"$gtt": 1}}').startswith("error: the operator '$gtt' is unknown — known are $eq, $ne, $gt")
+    assert refused('{"a": {"$gtt": 1}}').startswith(
+        "error: the operator '$gtt' is unknown — the operators are $eq, $ne, $gt"
+    )
     assert '"error": "bad_pattern"' in refused('{"a": {"$regex": "(?=a)"}}', "--json")
     assert '"error": "bad_match"' in refused('{"$not": ' * 50, "--json")
 
@@ -150,7 +152,7 @@ def test_tail_shows_only_what_matches(run: Run, data: Path, orders: headwater.St
 @pytest.mark.parametrize("command", ["read", "tail", "topics", "info", "check", "repair", "reindex", "seal", "delete"])
 def test_commands_that_read_never_create(run: Run, data: Path, command: str) -> None:
     topic = [] if command in ("topics", "info", "check", "repair", "reindex") else ["t"]
-    assert run(command, data, *topic, code=1).err == f"error: {data} is not a log — make one: headwater init {data}\n"
+    assert run(command, data, *topic, code=1).err == f"error: {data} is not a log — create one: headwater init {data}\n"
     assert not data.exists()
 
 

@@ -60,7 +60,7 @@ def test_before_is_an_offset_or_a_time(run: Run, filled: Path) -> None:
 
 def test_overflow_needs_a_hard_bound(run: Run, filled: Path) -> None:
     error = run("retain", filled, "t", "--overflow", "refuse", code=1).err
-    assert error == "error: overflow 'refuse' needs a hard bound — give --hard-bytes, or --overflow delete\n"
+    assert error == "error: overflow 'refuse' needs a hard limit — give --hard-bytes, or --overflow delete\n"
     lines = run("retain", filled, "t", "--consumers", "--hard-bytes", "1KiB", "--overflow", "refuse").lines
     assert lines[:3] == ["retention consumers   yes", "retention bytes hard  1.0 KiB", "overflow              refuse"]
     lines = run("retain", filled, "t", "--no-consumers", "--hard-bytes", "0", "--overflow", "delete").lines

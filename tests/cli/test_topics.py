@@ -11,7 +11,7 @@ def test_init_makes_a_log_once(run: Run, data: Path) -> None:
     assert run("init", data).out == f"✓ {data} is a log already\n"
     (data.parent / "other").mkdir()
     (data.parent / "other" / "file").touch()
-    assert "is not a log, and holds 'file'" in run("init", data.parent / "other", code=1).err
+    assert "is not a log: it contains 'file'" in run("init", data.parent / "other", code=1).err
 
 
 def test_create_takes_sizes_and_ages(run: Run, data: Path) -> None:
@@ -27,7 +27,7 @@ def test_create_takes_sizes_and_ages(run: Run, data: Path) -> None:
         "compression": "zstd",
     }
     assert "already" in run("create", data, "t", "--partitions", "4").out
-    assert "the number never changes" in run("create", data, "t", "--partitions", "5", code=1).err
+    assert "the number of partitions cannot change" in run("create", data, "t", "--partitions", "5", code=1).err
     assert "write 64MiB" in run("create", data, "u", "--segment-bytes", "64M", code=2).err
 
 

@@ -92,7 +92,7 @@ def test_a_damaged_file_tells_its_position_and_how_to_go_on(run: Run, data: Path
     ran = run("import", data, "copy", file, code=1)
     assert ran.err == (
         f"error: the checksum of a message is wrong in {file}, at byte 10 "
-        "(after 1 event, which are imported; skip 1 to go on)\n"
+        "(after 1 event, which are imported; skip 1 to continue)\n"
     )
     file.write_bytes(whole)
     run("import", data, "copy", file, "--skip", "1")
@@ -113,11 +113,11 @@ def test_a_huge_event_is_exported_when_it_may_be_held(run: Run, data: Path, tmp_
 
 
 def test_mistakes_make_neither_a_file_nor_a_log(run: Run, data: Path, tmp_path: Path) -> None:
-    assert "names no format" in run("import", data, "t", tmp_path / "t.csv", code=1).err
+    assert "does not determine a format" in run("import", data, "t", tmp_path / "t.csv", code=1).err
     assert "No such file" in run("import", data, "t", tmp_path / "t.jsonl", code=1).err
     assert not data.exists()
     run("append", data, "t", "x")
-    assert "names no format" in run("export", data, "t", tmp_path / "t.csv", code=1).err
+    assert "does not determine a format" in run("export", data, "t", tmp_path / "t.csv", code=1).err
     assert "no topic 'u'" in run("export", data, "u", tmp_path / "t.jsonl", code=1).err
     assert "TOPIC" in run("export", data, tmp_path / "t.jsonl", code=2).err
     assert list(tmp_path.iterdir()) == [data]

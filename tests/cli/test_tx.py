@@ -73,7 +73,7 @@ def test_a_version_that_does_not_hold_leaves_nothing_and_exits_with_1(run: Run, 
     appends = [{"topic": "b", "data": "x"}, {"topic": "a", "data": "y", "key": "k", "expected_version": "none"}]
     ran = run("tx", data, "-", stdin=lines(*appends), code=1)
     assert (ran.out, ran.err.count("\n")) == ("", 1)
-    assert "is at version 0, and no event was expected — read the key's events again" in ran.err
+    assert "is at version 0; expected no event — read the key's events again" in ran.err
     assert '"error": "version_conflict"' in run("tx", data, "-", "--json", stdin=lines(*appends), code=1).err
     assert (values(data, "a"), values(data, "b")) == (["first"], [])
     appends[1]["expected_version"] = 0  # type: ignore[assignment]
@@ -105,7 +105,7 @@ def test_a_line_that_is_wrong_is_named_and_nothing_is_made(run: Run, data: Path,
         ({"data": 1, "expected_version": 3}, "without a key"),
         ({"data": 1, "partition": 7}, "no partition 7"),
         ({"data": 1, "key": "k", "expected_version": -1}, "not a version"),
-        ({"data": "x" * (DEFAULTS.blob_bytes_min + 1)}, "in a transaction may have"),
+        ({"data": "x" * (DEFAULTS.blob_bytes_min + 1)}, "in a transaction the limit is"),
     ],
 )
 def test_an_append_that_is_refused_is_named(run: Run, data: Path, append: dict[str, Any], said: str) -> None:
@@ -127,7 +127,7 @@ def test_append_expects_a_version(run: Run, data: Path) -> None:
     run("append", data, "t", "--key", "k", "--expect", "none", "a", "b")
     run("append", data, "t", "--key", "k", "--expect", "1", "--file", "-", stdin=b"c")
     ran = run("append", data, "t", "--key", "k", "--expect", "1", "d", code=1)
-    assert "is at version 2, and version 1 was expected" in ran.err
+    assert "is at version 2; expected version 1" in ran.err
     assert len(values(data, "t")) == 3
 
 

@@ -309,11 +309,11 @@ def test_messages_of_puro_have_no_times_to_keep(hw: Store, tmp_path: Path) -> No
 
 def test_a_format_is_named_or_told_by_the_suffix(hw: Store, tmp_path: Path) -> None:
     hw.append("t", b"x")
-    with pytest.raises(Invalid, match="names no format"):
+    with pytest.raises(Invalid, match="does not determine a format"):
         hw.export("t", tmp_path / "t.csv")
     with pytest.raises(Invalid, match="no format 'csv'"):
         hw.export("t", tmp_path / "t.jsonl", format="csv")
-    with pytest.raises(Invalid, match="a stream names no format"):
+    with pytest.raises(Invalid, match="a stream does not determine a format"):
         hw.export("t", io.BytesIO())
     assert hw.export("t", tmp_path / "t.NDJSON") == 1
     assert msgspec.json.decode((tmp_path / "t.NDJSON").read_bytes())["offset"] == 0
@@ -403,7 +403,7 @@ def test_an_event_that_is_refused_comes_after_all_before_it(hw: Store, tmp_path:
     for partitions in (1, 3):
         topic = f"copy{partitions}"
         hw.create(topic, data_bytes_max=5, partitions=partitions)
-        with pytest.raises(TooLarge, match="after 700 events, which are imported; skip 700 to go on") as caught:
+        with pytest.raises(TooLarge, match="after 700 events, which are imported; skip 700 to continue") as caught:
             hw.import_(topic, tmp_path / f"t.{format}")
         assert (caught.value.imported, caught.value.skip) == (700, 700)
         assert hw.describe(topic).events == 700
@@ -473,7 +473,7 @@ def test_foreign_tables_are_taken_by_their_columns(hw: Store, tmp_path: Path, ca
         ({"data": ["a"], "content": ["xml"]}, {}, "a content is not one of"),
         ({"data": ["a"], "meta": ["[]"]}, {}, "meta is not a flat JSON object"),
         ({"data": ["a"], "meta": ["[]"]}, {"keep_times": True}, "meta is not a flat JSON object"),
-        ({"data": ["a"]}, {"topic": None}, "which topic"),
+        ({"data": ["a"]}, {"topic": None}, "does not name the topic"),
     ],
 )
 def test_a_table_that_holds_no_events_is_refused(

@@ -121,7 +121,7 @@ def test_a_line_that_is_no_event_is_named_by_its_number_and_place(
     facts = caught.value
     assert (facts.line, facts.position, facts.size) == (3, len(before), len(line))
     assert "line 3" in str(facts)
-    assert "(after 1 event, which are imported; skip 1 to go on)" in str(facts)
+    assert "(after 1 event, which are imported; skip 1 to continue)" in str(facts)
     assert data_of(hw, "t") == [b"one"]
 
 

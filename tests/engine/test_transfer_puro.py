@@ -173,7 +173,7 @@ def test_a_variant_that_is_none_or_for_another_format_is_refused(hw: Store, tmp_
     hw.append("t", b"x")
     with pytest.raises(Invalid, match="no variant 'segments' of Puro"):
         hw.export("t", tmp_path / "t.puro", puro_variant="segments")  # type: ignore[arg-type]
-    with pytest.raises(Invalid, match="a file of jsonl has no variant"):
+    with pytest.raises(Invalid, match="the format jsonl has no variants"):
         hw.export("t", tmp_path / "t.jsonl", puro_variant="blocks")
     assert not list(tmp_path.glob("t.*"))
 

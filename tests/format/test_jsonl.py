@@ -131,7 +131,7 @@ def test_what_a_line_does_not_say_is_taken_from_what_it_has(
     ("line", "said"),
     [
         ("{}", "there is no data"),
-        ('{"data_bytes": 9}', "only its size"),
+        ('{"data_bytes": 9}', "without its data"),
         ('{"data": 1, "content": "text"}', "not text"),
         ('{"data": [1], "content": "bson"}', "not bson"),
         ('{"data": {"a": {"$oid": "x"}}, "content": "bson"}', "not bson"),

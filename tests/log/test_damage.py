@@ -483,7 +483,7 @@ def test_a_file_is_not_a_log(tmp_path: Path) -> None:
 def test_a_missing_directory_is_not_found_unless_it_may_be_made(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="headwater init"):
         headwater.open(tmp_path / "data", mode="existing")
-    with pytest.raises(NotFound, match="make that directory first"):
+    with pytest.raises(NotFound, match="create that directory first"):
         headwater.open(tmp_path / "missing" / "data")
     assert os.listdir(tmp_path) == []
     headwater.open(tmp_path / "data").close()

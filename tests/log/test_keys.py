@@ -491,7 +491,7 @@ def test_check_verifies_the_keys_of_an_index(hw: Store) -> None:
         file.write_bytes(msgspec.structs.replace(index, keys=lie).encode())
         (finding,) = hw.check().findings
         assert finding.damage
-        assert "does not tell" in finding.problem
+        assert "does not match" in finding.problem
     without_keys(file)
     (finding,) = hw.check().findings
     assert not finding.damage

@@ -57,7 +57,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "lost" in record.getMessage()]
 
 
-WARNING = "topic 't', partition 0: offsets 100 to 199 are lost: they were damaged, and repair cut them"
+WARNING = "topic 't', partition 0: offsets 100 to 199 are lost: they were damaged, and repair removed them"
 
 
 def test_lost_events_are_counted_apart(path: Path) -> None:

@@ -206,7 +206,7 @@ def test_before_deletes_what_ends_before_a_place_once(hw: Store, clock: SetClock
 
 def test_before_needs_the_partition_of_an_offset(hw: Store) -> None:
     hw.create("p", partitions=2)
-    with pytest.raises(Invalid, match="belongs to one"):
+    with pytest.raises(Invalid, match="applies to only one"):
         hw.retain("p", before=1)
     for partition in (0, 1):
         hw.append("p", DATA, partition=partition)
@@ -268,7 +268,7 @@ def test_a_deletion_that_fails_in_the_background_is_told_and_tried_at_the_next_r
     for _ in range(3):
         hw.append("t", DATA, durability="os")
     hw.close()
-    assert "could not delete what is old" in caplog.text
+    assert "could not delete old events" in caplog.text
     assert bases(open_engine()) == [9, 12]
 
 
@@ -613,7 +613,7 @@ def test_what_a_crash_left_of_a_deleted_segment_is_no_damage_and_swept_at_the_ne
     assert not report.damaged
     left = {Path(found.path).name: found.problem for found in report.findings}
     assert set(left) == {file_of(base, "index") for base in (0, 3, 6)} | {file_of(6, "blobs"), cut.name}
-    assert "left of a deleted segment" in left[file_of(6, "blobs")]
+    assert "left over from a deleted segment" in left[file_of(6, "blobs")]
     assert hw.repair("t") == hw.repair("t", apply=True) == []
     for _ in range(4):
         hw.append("t", DATA)

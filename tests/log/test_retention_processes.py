@@ -145,10 +145,10 @@ def test_when_seal_returns_what_another_process_was_sealing_is_sealed(path: Path
 def test_a_segment_that_a_stopped_process_seals_is_waited_for(path: Path) -> None:
     sealer = stopped_while_sealing(path)
     with open_unsynced(path, limits=Limits(lock_wait_s=0.2)) as hw:
-        with pytest.raises(Unavailable, match="is being sealed") as error:
+        with pytest.raises(Unavailable, match="has been sealing") as error:
             hw.retain("t", retention_segments=1)
         assert error.value.code == "locked"
-        with pytest.raises(Unavailable, match="is being sealed"):
+        with pytest.raises(Unavailable, match="has been sealing"):
             hw.seal("t")
         hw.directory._keeper.rolled(hw.directory._topics.live("t").logs[0].place)  # does not wait
         assert hw.append("t", b"nobody else waits").offset == 600

@@ -266,7 +266,7 @@ def test_huge_data_that_is_not_what_its_batch_says_is_not_taken(tmp_path: Path) 
     with contextlib.closing(ReplicaDirectory(tmp_path / "replica", directory_parts, DEFAULTS, Disk(), Clock())) as here:
         (log,) = here.adopt(state).logs
         for wrong in (b"y" * 2_000_000, b"x" * 1_999_999, b""):
-            with pytest.raises(SourceError, match="not what its batch says"):
+            with pytest.raises(SourceError, match="does not match its batch"):
                 take(log, batches, Lying(wrong))  # type: ignore[arg-type]  # all that it is asked for
         assert log.end() == 0
         assert list(log.place.spool.iterdir()) == []

@@ -33,7 +33,7 @@ REFUSED_S_MAX = 60.0  # how long a store may refuse an object as being there whi
 
 
 class Unit:
-    """Rows that go into one object together, and whoever waits for that."""
+    """Rows that go into one object together, and the caller that waits for that."""
 
     __slots__ = ("_done", "error", "hurry", "rows", "size", "told")
 
@@ -42,12 +42,12 @@ class Unit:
         self.hurry = hurry
         self.size = sum(each.size for each in rows)
         self.error: BaseException | None = None
-        self.told = False  # whether somebody knows of the error
+        self.told = False  # whether a caller knows of the error
         self._done = Latch()
 
     @property
     def done(self) -> bool:
-        """Whether it is durable, or has failed."""
+        """Return whether it is durable, or has failed."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -61,7 +61,7 @@ class Unit:
             raise self.error
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell whoever waits."""
+        """Tell the caller that waits."""
         self.error = error
         for rows in self.rows:
             rows.error = error
@@ -90,7 +90,7 @@ class Appender:
         self._since_s = 0.0  # when the first of the queue came
         self._flushing = 0  # who wait for all that was queued
         self._failed: list[Unit] = []  # of which nobody may know yet
-        self._on_way: list[Unit] | None = None  # what is put now: the turn of whoever puts it
+        self._on_way: list[Unit] | None = None  # what is put now: the turn of the process that puts it
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -182,7 +182,7 @@ class Appender:
             thread.join()
 
     def idle(self) -> bool:
-        """Whether nothing waits or is on its way, and nobody has yet to hear of a failure."""
+        """Return whether nothing waits or is on its way, and nobody has yet to hear of a failure."""
         with self._mutex:
             return not self._queue and self._on_way is None and not self._failed
 
@@ -193,14 +193,14 @@ class Appender:
             while not self._take_turn(turn):
                 pass
             while not self._put_last():
-                self._chain.advance()  # raises NotFound if somebody else has closed it
+                self._chain.advance()  # raises NotFound if another process has closed it
         finally:
             with self._mutex:
                 if self._on_way is turn:
                     self._on_way = None
                 self._tell()
 
-    # The thread, and whoever appends alone
+    # The thread, and the caller that appends alone
 
     def _run(self) -> None:
         while True:
@@ -210,7 +210,10 @@ class Appender:
             self._work(units)
 
     def _alone(self, units: list[Unit]) -> bool:
-        """Whether nothing waits or is on its way; then it is this thread's turn, until it is done with `_work`."""
+        """Return whether nothing waits or is on its way.
+
+        Then it is this thread's turn, until it is done with `_work`.
+        """
         with self._mutex:
             self._check_open()
             alone = self._on_way is None and not self._queue
@@ -229,7 +232,7 @@ class Appender:
         return False
 
     def _next_change(self) -> Latch:
-        """What is set when something has changed, behind the mutex, which the caller has."""
+        """Return what is set when something has changed, behind the mutex, which the caller has."""
         self._asleep.append(change := Latch())
         return change
 
@@ -240,16 +243,16 @@ class Appender:
         self._asleep = []
 
     def _work(self, units: list[Unit]) -> None:
-        """Append units, whoever waits for them is told; it is this thread's turn, which ends with it."""
+        """Append units, the caller that waits for them is told; it is this thread's turn, which ends with it."""
         error: BaseException | None = None
         try:
             try:
                 units = self._commit(units)
             except HeadwaterError as failure:
                 error = failure
-            except Exception as failure:  # noqa: BLE001  # whoever waits must be told, whatever it is
+            except Exception as failure:  # noqa: BLE001  # the caller that waits must be told, whatever it is
                 error = Unavailable(f"{self._place}: an append failed: {failure!r}", code="append_failed")
-            except BaseException:  # an interrupt of whoever appends alone; somebody else may flush meanwhile
+            except BaseException:  # an interrupt of the caller that appends alone; another thread may flush meanwhile
                 error = Unavailable(f"{self._place}: an append was interrupted", code="interrupted")
                 raise
             finally:
@@ -262,7 +265,7 @@ class Appender:
                 self._tell()
 
     def _gather(self) -> list[Unit]:
-        """What goes into the next object, when it is time for that.
+        """Return what goes into the next object, when it is time for that.
 
         Nothing when all is put and it was closed, or nobody has appended for a while: then the thread is over.
         """
@@ -332,7 +335,7 @@ class Appender:
         return tip if tip.end >= meta.reached.offset else self._chain.advance()
 
     def _answered(self, unit: Unit, tip: Tip) -> bool:
-        """Whether it is a retry, which then has its answer, or is refused."""
+        """Return whether it is a retry, which then has its answer, or is refused."""
         first = unit.rows[0]
         if first.producer is None:
             return False
@@ -351,7 +354,7 @@ class Appender:
         return True
 
     def _built(self, units: list[Unit], tip: Tip) -> tuple[ObjectHead, list[bytes]]:
-        """The object that holds all units, behind the tip; every row learns where it will be."""
+        """Return the object that holds all units, behind the tip; every row learns where it will be."""
         place = self._place
         rows = list(chained.from_iterable(unit.rows for unit in units))
         offset, ticks = tip.end, max(place.clock.ticks(), tip.ticks + 1)
@@ -380,7 +383,7 @@ class Appender:
         return head, batches
 
     def _told(self, units: Iterable[Unit], tip: Tip) -> list[ProducerRecord]:
-        """What the log remembers of its producers behind this object."""
+        """Return what the log remembers of its producers behind this object."""
         if not any(unit.rows[0].producer is not None for unit in units):
             return tip.producers
         known = format.known(tip.producers)
@@ -418,7 +421,7 @@ class Appender:
                 return False
             if not backoff.pause():
                 raise Unavailable(
-                    f"{self._place}: {store.url} refuses an object that is not there",
+                    f"{self._place}: {store.url} refuses to create an object, although none has its key",
                     hint="try again",
                     code="store_unavailable",
                 )
@@ -448,11 +451,11 @@ def _check(group: list[Rows]) -> None:
     for rows in group:
         if rows.expected is not None:
             raise Unsupported(
-                "a bucket cannot compare versions of a key",
-                hint="append to a directory or a server, or leave expected_version out",
+                "a bucket does not support expected_version",
+                hint="append to a directory or a server, or leave out expected_version",
             )
     if any(rows.producer is not None for rows in group[1:]):
-        raise Invalid("a producer's stamp is on the first append of a transaction")
+        raise Invalid("only the first append of a transaction may name a producer")
 
 
 def _finish(units: Iterable[Unit], error: BaseException | None) -> None:

@@ -30,4 +30,4 @@ def write(store: ObjectStore, clock: Clock, url: str) -> None:
         done = records.create(KEY, record) if found is None else records.swap(KEY, record, found.version)
         if done is not None:
             return
-    raise Conflict(f"{store.url}: others change where it is archived to at the same time")
+    raise Conflict(f"{store.url}: other processes are changing its archive location at the same time")

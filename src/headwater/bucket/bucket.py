@@ -64,13 +64,16 @@ class ObjectAppend:
         self._unit = unit
 
     def done(self) -> bool:
-        """Whether it is durable, or has failed."""
+        """Return whether it is durable, or has failed."""
         return self._unit.done
 
     def result(self, timeout: float | None = None) -> Ref:
-        """Where the event is, when it is durable; raises what kept it from being, Unavailable if the time is over."""
+        """Return where the event is, when it is durable.
+
+        Raises what kept it from being, Unavailable if the time is over.
+        """
         if not self._unit.wait(timeout):
-            raise Unavailable(f"the append is not done after {timeout:g} s", hint="wait on", code="pending")
+            raise Unavailable(f"the append did not finish within {timeout:g} s", hint="keep waiting", code="pending")
         self._unit.check()
         rows = self._unit.rows[0]
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
@@ -83,7 +86,7 @@ class BucketTransaction(LogTransaction[ObjectLog]):
     def ack(self, *events: Event, consumer: object = None) -> None:  # noqa: ARG002
         """Not to be had: raises Unsupported."""
         raise Unsupported(
-            "a bucket cannot ack an event in a transaction", hint="append, then ack: it is done at least once"
+            "a bucket cannot ack an event in a transaction", hint="append, then ack: this gives at-least-once delivery"
         )
 
     def commit(self) -> list[Ref]:
@@ -93,8 +96,8 @@ class BucketTransaction(LogTransaction[ObjectLog]):
         if len(logs) > 1:
             places = ", ".join(sorted({str(log.place) for log in logs.values()}))
             raise Unsupported(
-                f"a transaction in a bucket is over one partition, not {len(logs)}: {places}",
-                hint="give all events one key or partition; a directory and a server have transactions over several",
+                f"a transaction in a bucket is limited to one partition, not {len(logs)}: {places}",
+                hint="give all events one key or partition; a directory and a server support several",
             )
         self._over = True
         if self._appends:
@@ -123,8 +126,8 @@ class Bucket(LogBackend[ObjectLog]):
     producers_max = DEFAULTS.object_producers_max
     replica = None
     lacks: ClassVar[Mapping[str, Lack]] = {
-        "version": Lack("tell the version of a key", "it has no index of keys; a directory and a server have one"),
-        "reindex": Lack("be reindexed", "it has no index that could be rebuilt"),
+        "version": Lack("return the version of a key", "it has no index of keys; a directory and a server have one"),
+        "reindex": Lack("be reindexed", "it has no index to rebuild"),
         "repair": Lack("be repaired", "restore the objects that 'headwater check' names from a copy of the bucket"),
         "archive": Lack("be archived this way", "use headwater archive --on spark"),
         "binder": Lack("keep documents", VIEWS_HINT),
@@ -161,7 +164,7 @@ class Bucket(LogBackend[ObjectLog]):
             self._catalogue.init()
         self._settings = self._catalogue.open()
         if not create:  # only now, so that nothing is made where nothing is
-            with contextlib.suppress(Denied):  # whoever may only read loses nothing
+            with contextlib.suppress(Denied):  # a process that may only read loses nothing
                 probe(store, clock)
         self._keeper = BucketKeeper(self._catalogue, clock, self._threads, self._consumers.slowest)
         super().__init__(store.url, limits, disk, clock, sync=wants_sync(durability))
@@ -173,12 +176,12 @@ class Bucket(LogBackend[ObjectLog]):
 
     @property
     def uuid(self) -> str:
-        """What identifies this log, wherever it is copied."""
+        """Return what identifies this log, wherever it is copied."""
         return self._settings.uuid
 
     @property
     def archive_url(self) -> str | None:
-        """Where this log was archived to last; None if it never was."""
+        """Return where this log was archived to last; None if it never was."""
         return location.read(self._store, self.clock)
 
     def remember_archive(self, url: str) -> None:
@@ -223,7 +226,7 @@ class Bucket(LogBackend[ObjectLog]):
         data, limits = request.data, log.place.limits
         given.check_size(len(data) if isinstance(data, bytes) else 0, limits)
         if not isinstance(data, bytes) or len(data) > limits.blob_bytes_min:
-            raise Invalid("a huge event cannot wait for others", hint="append it alone: store.append(…)")
+            raise Invalid("a huge event cannot be appended in the background", hint="use store.append(…)")
         return ObjectAppend(log, log.append_later(self.rows(request, data)))
 
     def flush(self) -> None:
@@ -288,7 +291,7 @@ class Bucket(LogBackend[ObjectLog]):
     # Ending
 
     def close(self) -> None:
-        """Append what waits, stop followers, and let go of everything. May be called twice. Raises as `flush`."""
+        """Append what waits, stop followers, and release everything. May be called twice. Raises as `flush`."""
         for member in list(self.members):
             member.close()
         with self._closing:
@@ -331,7 +334,7 @@ class Bucket(LogBackend[ObjectLog]):
         return ObjectLog(place, self._cache, self._threads, patient=self._patient, was_put=self._keeper.was_put)
 
     def _threads(self) -> Executor:
-        """The threads that fetch."""
+        """Return the threads that fetch."""
         with self._closing:
             if self._closed:
                 raise Closed(f"{self._name} was closed")
@@ -349,7 +352,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def partition_info(log: ObjectLog) -> PartitionInfo:
-    """What `describe` tells of one partition."""
+    """Return what `describe` tells of one partition."""
     place, start = log.place, log.start()
     state = log.state()  # after it: it may be trimmed meanwhile, and an end only grows
     meta = log.chain.knowledge.meta()

@@ -54,8 +54,8 @@ class BucketCatalog:
         stranger = next(strangers, SETTINGS)
         if stranger != SETTINGS:
             raise Invalid(
-                f"{self._store.url} is not a log, and holds {stranger!r}",
-                hint="name a prefix that nothing else uses",
+                f"{self._store.url} is not a log: it contains {stranger!r}",
+                hint="use a prefix that nothing else uses",
                 code="not_a_log",
             )
         self._settings.create(SETTINGS, LogSettings(uuid=str(self._random_uuid())))
@@ -84,29 +84,29 @@ class BucketCatalog:
                 return True
 
     def find(self, name: str) -> TopicRecord:
-        """The topic; raises NotFound."""
+        """Return the topic; raises NotFound."""
         return self._find(name)[0]
 
     def list(self) -> list[str]:
-        """The names of all topics, sorted. Of those whose records are damaged too: whoever opens one is told."""
+        """Return the names of all topics, sorted. Of those whose records are damaged too: whoever opens one is told."""
         topics, broken = self._survey()
         damaged = (names.topic_of(folder) for folder, _ in broken)
         return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
     @property
     def url(self) -> str:
-        """Where it is, for messages."""
+        """Return where it is, for messages."""
         return self._store.url
 
     def survey(self, name: str | None = None) -> tuple[builtins.list[TopicRecord], builtins.list[HeadwaterError]]:
-        """One topic or all, in the order of their names, and what is wrong with the records of others."""
+        """Return one topic or all, in the order of their names, and what is wrong with the records of others."""
         if name is not None:
             return [self.find(name)], []
         topics, broken = self._survey()
         return sorted(topics, key=lambda topic: topic.name), [error for _, error in broken]
 
     def _survey(self) -> tuple[builtins.list[TopicRecord], builtins.list[tuple[str, HeadwaterError]]]:
-        """All topics, and the folders whose records cannot be read."""
+        """Return all topics, and the folders whose records cannot be read."""
         topics: builtins.list[TopicRecord] = []
         broken: builtins.list[tuple[str, HeadwaterError]] = []
         for folder in self._store.folders(TOPICS):
@@ -130,7 +130,7 @@ class BucketCatalog:
                 return topic
 
     def remove(self, topic: TopicRecord) -> None:
-        """Take a topic's name away; raises NotFound if somebody else has done so."""
+        """Take a topic's name away; raises NotFound if another process has done so."""
         while True:
             there, found = self._find(topic.name)
             if there.uuid != topic.uuid:
@@ -144,7 +144,7 @@ class BucketCatalog:
         return sum(self._sweep(f"{TOPICS}{folder}/") for folder in folders)
 
     def place(self, topic: TopicRecord, partition: int) -> ObjectPlace:
-        """Where a partition's log is."""
+        """Return where a partition's log is."""
         own = limits_of(topic, self._limits)
         return ObjectPlace.of(self._store, topic, partition, self._disk, self._clock, own)
 
@@ -197,7 +197,7 @@ def _check_bounds(chosen: TopicSettings) -> None:
     """Raise Unsupported for a bound that a bucket does not have."""
     if chosen.retention_bytes_hard:
         raise Unsupported(
-            "a bucket has no hard bound: nobody counts all bytes before each append",
-            hint="use retention_bytes, which is kept to at each compaction",
+            "a bucket has no hard limit: its bytes are not counted before each append",
+            hint="use retention_bytes, which each compaction enforces",
             code="verb_unsupported",
         )

@@ -66,12 +66,12 @@ class Chain:
 
     @property
     def tip(self) -> Tip:
-        """Where the log ends, as far as is known; looks only if nothing is."""
+        """Return where the log ends, as far as is known; looks only if nothing is."""
         tip = self._tip
         return tip if tip is not None and not self._closed else self.advance()
 
     def advance(self) -> Tip:
-        """Where the log ends now. Raises NotFound if the topic was deleted."""
+        """Return where the log ends now. Raises NotFound if the topic was deleted."""
         with self._advancing:
             if self._closed:
                 raise deleted(self._place)
@@ -115,7 +115,7 @@ class Chain:
         return tip
 
     def seen(self) -> int:
-        """The end, for whoever asks again and again: it looks ever more rarely while nothing comes."""
+        """Return the end, for callers that poll: it looks ever more rarely while nothing comes."""
         now_s = self._place.clock.monotonic()
         if self._tip is not None and now_s < self._look_s and not self._closed:
             return self._tip.end
@@ -133,7 +133,7 @@ class Chain:
         return max(0.0, self._look_s - self._place.clock.monotonic())
 
     def bases(self, start: int, stop: int, reached: int) -> list[int]:
-        """The objects of events that hold the offsets from `start` to before `stop`, by their first ones.
+        """Return the objects of events that hold the offsets from `start` to before `stop`, by their first ones.
 
         What is below `reached`, compacted or trimmed as `meta` said when the caller looked, is not among them.
         """
@@ -146,16 +146,16 @@ class Chain:
             return [base for base in self._bases[lo : bisect_left(self._bases, stop)] if base >= reached]
 
     def end_of(self, base: int) -> int:
-        """Where the object of events with this first offset ends."""
+        """Return where the object of events with this first offset ends."""
         with self._advancing:
             at = bisect_right(self._bases, base)
             return self._bases[at] if at < len(self._bases) else self.tip.end
 
     def decode(self, key: str, data: memoryview) -> ObjectHead:
-        """The head of an object of this log; raises Corrupt for another's."""
+        """Return the head of an object of this log; raises Corrupt for another's."""
         head, position = format.decode(data, self._place.path(key))
         if head.log != self._place.uuid.hex() or position + head.size > len(data):
-            told = "is of another log" if head.log != self._place.uuid.hex() else "is cut off"
+            told = "belongs to another log" if head.log != self._place.uuid.hex() else "is cut off"
             path = self._place.path(key)
             raise Corrupt(f"an object {told}: {path}", path=path, position=0, size=len(data), reason=told)
         return head
@@ -176,7 +176,7 @@ class Chain:
     # To sleep on
 
     def expect(self) -> Word:
-        """The word that changes when this process appends or is told to look around."""
+        """Return the word that changes when this process appends or is told to look around."""
         return self._word, 0, int.from_bytes(self._word[:4], "little")
 
     def wake(self) -> None:
@@ -198,13 +198,13 @@ class Chain:
             return self._tip
 
     def _forget(self) -> None:
-        """Let go of the objects that are compacted or trimmed, or a process that goes on would remember ever more."""
+        """Release the objects that are compacted or trimmed, or a process that goes on would remember ever more."""
         reached = self.knowledge.meta().reached.offset
         del self._bases[: bisect_left(self._bases, reached)]
         self._known_from = max(self._known_from, reached)
 
     def _from(self, meta: Meta, base: int) -> Tip | None:
-        """The end as a list from an object on shows it; None if that has nothing."""
+        """Return the end as a list from an object on shows it; None if that has nothing."""
         self._list(base)
         if not self._bases:
             return None

@@ -32,7 +32,7 @@ class _Link(msgspec.Struct, frozen=True):
 
 
 def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were fetched."""
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were fetched."""
     knowledge = Knowledge(place)
     try:
         meta, findings, found = knowledge.look(), list[Finding](), Counts()
@@ -57,7 +57,7 @@ def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -
 
 
 def size_of(place: ObjectPlace) -> int:
-    """About how many bytes a check fetches."""
+    """Return about how many bytes a check fetches."""
     return sum(each.size for prefix in (place.segments, place.events) for each in place.store.list(prefix))
 
 
@@ -70,7 +70,7 @@ def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[in
         progress(segment.bytes)
     reached = meta.reached
     if meta.segments and (link.end != reached.offset or link.nonce not in (None, reached.nonce)):
-        problem = f"the record says that offset {reached.offset} follows on the segments, which end at {link.end}"
+        problem = f"the record says that offset {reached.offset} follows the segments, but they end at {link.end}"
         yield Finding(place.topic, place.partition, place.path(place.meta), 0, 0, problem)
         link = _Link(reached.offset, reached.nonce, reached.ticks)
     listed = list(place.store.list(place.events, place.events_at(reached.offset - 1) if reached.offset else ""))
@@ -84,7 +84,7 @@ def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[in
 def _check_object(
     place: ObjectPlace, key: str, link: _Link, end: int | None, counts: Counts, segment: ObjectSegment | None = None
 ) -> Generator[Finding, None, _Link]:
-    """What is wrong with one object; returns how far the walk has come with it."""
+    """Yield what is wrong with one object; returns how far the walk has come with it."""
     base = segment.base if segment is not None else int(key.removeprefix(place.events))
     if base != link.end:
         yield Finding(
@@ -121,11 +121,11 @@ def _wrong(
     segment: ObjectSegment | None,
     left: int,
 ) -> Iterator[str]:
-    """What a head says that cannot be."""
+    """Yield what a head says that cannot be."""
     if head.log != place.uuid.hex():
-        yield "the object is of another log"
+        yield "the object belongs to another log"
     if head.base != base or (end is not None and head.end != end) or (head.end <= head.base and not head.closed):
-        yield f"the object holds the offsets from {head.base} to {head.end}, and its place is from {base} to {end}"
+        yield f"the object holds offsets {head.base} to {head.end}, but should hold {base} to {end}"
     if link.nonce is not None and base == link.end and head.previous != link.nonce:
         yield "the object does not follow the one before it"
     if link.ticks is not None and head.previous_ticks < link.ticks:
@@ -171,13 +171,13 @@ def _check_tables(place: ObjectPlace, key: str, head: ObjectHead, position: int,
 
 
 def _superfluous(place: ObjectPlace, meta: Meta) -> Iterator[Finding]:
-    """A note of what will be collected."""
+    """Yield a note of what will be collected."""
     named = {place.segment(each.base, each.end, each.nonce) for each in meta.segments}
     end = place.events_at(meta.reached.offset)
     sizes = [each.size for each in place.store.list(place.segments) if each.key not in named]
     sizes += [each.size for each in place.store.list(place.events) if each.key < end]
     if sizes:
-        problem = f"{len(sizes)} objects of {sum(sizes)} bytes are superfluous, and are deleted some time"
+        problem = f"{len(sizes)} objects of {sum(sizes)} bytes are garbage, which compaction deletes later"
         yield Finding(place.topic, place.partition, place.path(place.events), 0, 0, problem, damage=False)
 
 

@@ -46,7 +46,7 @@ class _Source(NamedTuple):
 
 
 class _CompactionRaceError(Exception):
-    """Somebody else compacted, trimmed or collected what was being read."""
+    """Another process compacted, trimmed or collected what was being read."""
 
 
 def compact(
@@ -69,7 +69,7 @@ def compact(
                 break
         except _CompactionRaceError:
             if upto is None:
-                break  # whoever was quicker goes on
+                break  # the process that was quicker goes on
             continue
         made += 1
     return made
@@ -98,7 +98,7 @@ def _compact_once(
 
 
 def _objects(place: ObjectPlace, meta: Meta) -> list[ObjectEntry]:
-    """The objects behind what is compacted, as many as one segment takes."""
+    """Return the objects behind what is compacted, as many as one segment takes."""
     limits, size = place.limits, 0
     found: list[ObjectEntry] = []
     start = meta.reached.offset
@@ -124,7 +124,7 @@ def _worth(place: ObjectPlace, objects: list[ObjectEntry], *, all: bool) -> bool
 
 
 def _merged(place: ObjectPlace, meta: Meta, size: int) -> list[ObjectSegment]:
-    """The last segments, if they are so small that they should become one with what is added.
+    """Return the last segments, if they are so small that they should become one with what is added.
 
     Each is at most twice as large as all that is behind it, so every event is rewritten a few times at most while
     segments grow to their size, and `meta` names few small ones. What spans too much time stays
@@ -153,7 +153,7 @@ def _get(place: ObjectPlace, cache: ObjectCache, key: str) -> memoryview | None:
 def _read(
     place: ObjectPlace, meta: Meta, merged: list[ObjectSegment], keys: list[str], pool: Pool, cache: ObjectCache
 ) -> Iterator[_Source]:
-    """The objects, each verified to follow the one before. Ends at the mark that the topic is deleted."""
+    """Yield the objects, each verified to follow the one before. Ends at the mark that the topic is deleted."""
     expected, nonce = (merged[0].base, None) if merged else (meta.reached.offset, meta.reached.nonce)
     for key, data in zip(keys, pool().map(partial(_get, place, cache), keys), strict=True):
         if data is None:
@@ -196,7 +196,7 @@ def _put(place: ObjectPlace, sources: list[_Source], pause: Pause) -> ObjectSegm
 
 
 def _batches(place: ObjectPlace, sources: list[_Source], blobs: list[int]) -> Iterator[Batch]:
-    """All batches in order; notes the bytes of huge events."""
+    """Yield all batches in order; notes the bytes of huge events."""
     for source in sources:
         end = source.position + source.head.size
         window = SegmentWindow(source.data[:end], 0, place.path(source.key))
@@ -211,7 +211,7 @@ def _batches(place: ObjectPlace, sources: list[_Source], blobs: list[int]) -> It
 
 
 def _table(place: ObjectPlace, source: _Source) -> bytes:
-    """Which objects it is, or was made of: a writer that slept may ask whether its own is among them."""
+    """Return which objects it is, or was made of: a writer that slept may ask whether its own is among them."""
     if not source.head.objects:
         return format.encode_table([(source.head.base, source.head.nonce)])
     stored = source.data[source.position + source.head.size :]

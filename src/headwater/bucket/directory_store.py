@@ -7,7 +7,7 @@ none, as link(2) is one step, and nobody frees a name during a swap. The file sy
 and flock(2) that reach all who share it: local ones and NFS do.
 
 Directories are made as needed and stay, also when they are empty. If they were removed, one could be made again by
-somebody else, not durable yet, while this process remembers that it is.
+another process, not durable yet, while this process remembers that it is.
 
 What is found may be so new that whoever put it has not synced its directory yet. It is not given out before that is
 done: a caller would act on what a power loss takes away.
@@ -61,15 +61,15 @@ class DirectoryStore:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Return where it is."""
         return f"objects://{self.path}"
 
     def get(self, key: str) -> StoredObject | None:
-        """The object; None if it is not there."""
+        """Return the object; None if it is not there."""
         return self._read(key, self._whole)
 
     def get_range(self, key: str, start: int, length: int) -> memoryview | None:
-        """Some bytes of an object, fewer where it ends; None if it is not there."""
+        """Return some bytes of an object, fewer where it ends; None if it is not there."""
         return self._read(key, lambda fd: self._bytes(fd, start, min(length, self._disk.size(fd) - start)))
 
     def create(self, key: str, data: bytes) -> str | None:
@@ -122,7 +122,7 @@ class DirectoryStore:
                 self._disk.sync_directory(directory)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
-        """All objects whose keys begin so, behind the key `after`, in the order of their keys."""
+        """Yield all objects whose keys begin so, behind the key `after`, in the order of their keys."""
         checked_prefix(prefix)
         for key in self._keys(prefix.rpartition("/")[0], prefix, after):
             with self._failures(key), contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -130,7 +130,7 @@ class DirectoryStore:
                 yield ObjectEntry(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """The next parts of the keys that begin with `prefix`, if they go on behind them; sorted, each once."""
+        """Return the next parts of the keys that begin with `prefix`, if they go on behind them; sorted, each once."""
         checked_prefix(prefix)
         directories = [name for name, is_directory in self._entries(prefix.rstrip("/")) if is_directory]
         return sorted(name for name in directories if any(True for _ in self._keys(prefix + name, "", "")))
@@ -182,7 +182,7 @@ class DirectoryStore:
         return memoryview(data)
 
     def _version(self, fd: int, data: memoryview) -> str:
-        """A fingerprint of the file and its bytes.
+        """Return a fingerprint of the file and its bytes.
 
         Neither is enough alone: a new file may get the number and, within a step of the clock, the time of an old one;
         bytes may come again. What is swapped has a random nonce in it (`records.py`), so its bytes never do. Only the
@@ -229,7 +229,7 @@ class DirectoryStore:
             if error.errno not in UNLINKABLE:
                 raise
             raise Unsupported(
-                f"{self.url}: its file system has no links, by which an object is made only if none is there",
+                f"{self.url}: its file system has no hard links, which conditional writes need",
                 hint="use a directory on another file system, such as ext4, XFS or NFS",
                 code="no_conditional_writes",
             ) from error
@@ -244,7 +244,7 @@ class DirectoryStore:
         try:
             if directory in self._ready:
                 return enter()
-        except FileNotFoundError:  # somebody removed it by hand
+        except FileNotFoundError:  # it was removed by hand
             self._ready.clear()
         self._make(directory)
         return enter()
@@ -289,7 +289,7 @@ class DirectoryStore:
         return locked(self._locks / f"{number:02x}", self._disk, self._clock, self._lock_wait_s)
 
     def _keys(self, directory: str, prefix: str, after: str) -> Iterator[str]:
-        """The keys below a directory, in order. Directories that hold none of those asked for are not opened."""
+        """Yield the keys below a directory, in order. Directories that hold none of those asked for are not opened."""
         start = f"{directory}/" if directory else ""
         found = self._entries(directory)
         for name in sorted(f"{name}/" if is_directory else name for name, is_directory in found):
@@ -326,7 +326,7 @@ class DirectoryStore:
             errno.EPERM: ("read_only", "to write, make it writable for this user"),
             errno.EROFS: ("read_only", "to write, make it writable for this user"),
         }
-        code, hint = kinds.get(error.errno, ("disk_failed", "look at the disk"))
+        code, hint = kinds.get(error.errno, ("disk_failed", "check the disk"))
         failed: HeadwaterError = Unavailable(
             f"{where}: {error.strerror or error}", hint=hint, code=code, errno=error.errno
         )

@@ -9,11 +9,11 @@ from headwater.errors import Invalid
 
 
 def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
-    """Whether the endpoint of `what` has no TLS. Only one on this machine may, unless that was asked for.
+    """Return whether the endpoint of `what` has no TLS. Only one on this machine may, unless that was asked for.
 
     Raises Invalid, also for what is no address, or holds credentials.
     """
-    wrong = Invalid(f"the endpoint of a {what} is https://host:port", hint="without credentials and options")
+    wrong = Invalid(f"the endpoint of a {what} must be https://host:port", hint="leave out credentials and options")
     try:
         parts = urlsplit(endpoint)
         host = parts.hostname
@@ -23,7 +23,7 @@ def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
         raise wrong
     if parts.scheme == "http" and not allow_http and not _is_loopback(host):
         raise Invalid(
-            f"{endpoint} would send everything readable over the network",
+            f"{endpoint} would send everything unencrypted over the network",
             hint="use https://, or add &allow_http=true where the network is trusted",
             code="plain_http",
         )
@@ -31,7 +31,7 @@ def is_plain(endpoint: str, what: str, *, allow_http: bool) -> bool:
 
 
 def is_sealed(endpoint: str) -> bool:
-    """Whether nobody on the way can change what is sent: there is TLS, or no way at all."""
+    """Return whether nobody on the way can change what is sent: there is TLS, or no way at all."""
     parts = urlsplit(endpoint)
     return parts.scheme == "https" or _is_loopback(parts.hostname or "")
 

@@ -1,4 +1,4 @@
-"""Collection: deleting what compaction and retention have made superfluous, long after `meta` has said so.
+"""Collection: deleting what compaction and retention have turned into garbage, long after `meta` has said so.
 
 In two steps, by whoever comes along: what is superfluous is noted in `meta`, with the time of the store; when that has
 stood for `collect_s`, it is deleted. Nobody believes in it any more then (docs/BUCKET.md, "The rules"). What was noted
@@ -44,17 +44,17 @@ def collect(place: ObjectPlace, knowledge: Knowledge) -> int:
 
 
 def all_older(store: ObjectStore, prefix: str, now: datetime, age_s: float) -> bool:
-    """Whether everything below a prefix is so old: nobody is just about to name it."""
+    """Return whether everything below a prefix is so old: nobody is just about to name it."""
     return all(_older(each, now, age_s) for each in store.list(prefix))
 
 
 def time_of(store: ObjectStore, key: str) -> datetime:
-    """The time of the store, by putting something there. What happened before this call has an earlier one."""
+    """Return the time of the store, by putting something there. What happened before this call has an earlier one."""
     store.put(key, b"{}\n")
     for each in store.list(key):
         if each.key == key:
             return each.modified
-    raise Unavailable(f"{store.url} does not list {key}, which was just put there", code="store_unavailable")
+    raise Unavailable(f"{store.url} does not list {key}, which was just written", code="store_unavailable")
 
 
 def delete_all(store: ObjectStore, keys: Iterable[str]) -> int:
@@ -67,7 +67,7 @@ def delete_all(store: ObjectStore, keys: Iterable[str]) -> int:
 
 
 def _below(place: ObjectPlace, offset: int) -> Iterator[str]:
-    """The objects of events below an offset: they are in segments, or trimmed, or a sleeper put them there."""
+    """Yield the objects of events below an offset: they are in segments, or trimmed, or a sleeper put them there."""
     end = place.events_at(offset)
     for each in place.store.list(place.events):
         if each.key >= end:
@@ -78,14 +78,14 @@ def _below(place: ObjectPlace, offset: int) -> Iterator[str]:
 def _unnamed_segments(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now: datetime) -> list[str]:
     """Segments that `meta` does not name: of those who were second, died, merged them or trimmed them.
 
-    Young ones are left: whoever put one may be about to have it named.
+    Young ones are left: the process that put one may be about to have it named.
     """
     named = {place.segment(each.base, each.end, each.nonce) for each in meta.segments}
     return [each.key for each in found if each.key not in named and _older(each, now, place.limits.collect_s)]
 
 
 def _unnamed_blobs(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now: datetime) -> list[str]:
-    """Huge events that no head names. Those that are not old may belong to an upload that goes on."""
+    """Return huge events that no head names. Those that are not old may belong to an upload that goes on."""
     old = [each.key for each in found if _older(each, now, place.limits.blob_orphan_s)]
     if not old:
         return []
@@ -102,7 +102,7 @@ def _unnamed_blobs(place: ObjectPlace, meta: Meta, found: list[ObjectEntry], now
 
 
 def _note(place: ObjectPlace, knowledge: Knowledge, seen: Meta, mark: Mark) -> None:
-    """Have `meta` say what is superfluous, unless another collector was quicker."""
+    """Have `meta` say what is garbage, unless another collector was quicker."""
 
     def change(meta: Meta) -> Meta | None:
         named = {place.short(place.segment(each.base, each.end, each.nonce)) for each in meta.segments}

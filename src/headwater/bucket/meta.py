@@ -24,7 +24,7 @@ TICKS_PER_S = 10_000_000
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A place between two objects, and what whoever goes on from there must know of the one before."""
+    """A place between two objects, and what the process that goes on from there must know of the one before."""
 
     offset: int = 0
     nonce: str = ""
@@ -48,7 +48,7 @@ class ObjectSegment(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What was found to be superfluous, and will be for ever: it is deleted when this has stood for `collect_s`.
+    """What was found to be garbage, and will be for ever: it is deleted when this has stood for `collect_s`.
 
     Those are the objects of events below `offset`, and the keys `doomed` (without the topic's prefix) of segments and
     huge events that nothing names. `at` is the time of the store, in ms, read after all that was found.
@@ -70,11 +70,11 @@ class Meta(msgspec.Struct, frozen=True):
 
     @property
     def reached(self) -> Point:
-        """The higher of the two: below it, objects of events are superfluous."""
+        """Return the higher of the two: below it, objects of events are garbage."""
         return max(self.trim, self.compacted, key=lambda point: point.offset)
 
     def segment_of(self, offset: int) -> ObjectSegment | None:
-        """The segment that holds an offset."""
+        """Return the segment that holds an offset."""
         at = bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1
         return self.segments[at] if at >= 0 and offset < self.segments[at].end else None
 
@@ -97,25 +97,28 @@ class Knowledge:
         self._known: _MetaSnapshot | None = None
 
     def create(self) -> None:
-        """Make the record of a new log. One that is there already is right, too: whoever made it was first."""
+        """Make the record of a new log. One that is there already is right, too: the process that made it was first."""
         self._records.create(self._place.meta, Meta(log=self._place.uuid.hex()))
 
     def meta(self) -> Meta:
-        """The record, as it was at most `knowledge_s` ago. Raises NotFound if the topic was deleted and collected."""
+        """Return the record, as it was at most `knowledge_s` ago.
+
+        Raises NotFound if the topic was deleted and collected.
+        """
         known = self._known
         return known.meta if known is not None and self._fresh(known) else self.look()
 
     def stands(self, base: int) -> bool:
-        """Whether what was found or put as the object of events at `base`, or missed there, can be believed.
+        """Return whether what was found or put as the object of events at `base`, or missed there, can be believed.
 
-        Asked when the answer has come. If so, nobody has freed that place before: what is superfluous is deleted only
+        Asked when the answer has come. If so, nobody has freed that place before: what is garbage is deleted only
         below the mark, long after that was made. Else a sleeper may have put an object there that is in no log. It is
         not enough that what is known is new: another thread may have looked since this one chose the place.
         """
         return base >= self.meta().mark.offset
 
     def look(self) -> Meta:
-        """The record as it is now."""
+        """Return the record as it is now."""
         now = self._now()
         found = self._records.read(self._place.meta)
         if found is None:
@@ -143,7 +146,7 @@ class Knowledge:
                 return changed
 
     def _fresh(self, known: _MetaSnapshot) -> bool:
-        """Whether a look may still be believed."""
+        """Return whether a look may still be believed."""
         now_s, now_ticks = self._now()
         knowledge_s = self._place.limits.knowledge_s
         slept = now_ticks - known.looked_ticks

@@ -64,7 +64,7 @@ class ObjectSpool:
         if self._place.clock.monotonic() - self._begun_s > slow_s:
             raise Unavailable(
                 f"{self._place}: the upload of a huge event took more than {slow_s:g} s",
-                hint="upload it again, faster: what no event names is deleted after some time",
+                hint="upload it again, faster: data that no event refers to is deleted as garbage",
                 code="upload_too_slow",
             )
         self.reference = encode_blob_reference(self.size, BLOB_CHUNK_BYTES, format.table_crc(table))
@@ -155,7 +155,7 @@ class ObjectBlob:
         self._start = start
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
+        """Yield the data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
 
         Raises NotFound if retention has deleted it.
         """

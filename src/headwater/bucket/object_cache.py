@@ -17,7 +17,7 @@ class ObjectCache:
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
+        """Return bytes that are kept."""
         return self._size
 
     def get(self, key: str, position: int = 0) -> memoryview | None:

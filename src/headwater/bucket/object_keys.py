@@ -11,7 +11,7 @@ RESERVED = ".headwater"
 
 
 def checked(key: str) -> str:
-    """The key itself. Raises Invalid for one that would leave its place, or that not every store can hold."""
+    """Return the key itself. Raises Invalid for one that would leave its place, or that not every store can hold."""
     _check(key, key.split("/"))
     return key
 
@@ -26,16 +26,18 @@ def checked_prefix(prefix: str) -> str:
 def _check(key: str, parts: list[str]) -> None:
     if any(part in ("", ".", "..") for part in parts) or "\0" in key or parts[:1] == [RESERVED]:
         raise Invalid(
-            f"{key!r} is no key of an object", hint="parts between '/' are neither empty nor '.', '..'", key=key
+            f"{key!r} is not a valid object key", hint="parts between '/' must not be empty, '.' or '..'", key=key
         )
     try:
         size = len(key.encode())
         longest = max((len(part.encode()) for part in parts), default=0)
     except UnicodeEncodeError as error:
-        raise Invalid(f"{key!r} is no key of an object", hint="it holds half of a surrogate pair", key=key) from error
+        raise Invalid(
+            f"{key!r} is not a valid object key", hint="it contains half of a surrogate pair", key=key
+        ) from error
     if size > KEY_BYTES_MAX or longest > PART_BYTES_MAX:
         raise TooLarge(
             f"a key of {size} bytes is too long: {key[:64]!r}…",
-            hint=f"up to {KEY_BYTES_MAX} bytes, and {PART_BYTES_MAX} for each part",
+            hint=f"the limit is {KEY_BYTES_MAX} bytes, and {PART_BYTES_MAX} for each part",
             limit=KEY_BYTES_MAX,
         )

@@ -96,7 +96,7 @@ class ObjectLog:
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
     ) -> BlobUpload:
-        """One event whose pieces arrive in their own time: bounded memory."""
+        """Return one event whose pieces arrive in their own time: bounded memory."""
         return BlobUpload(
             self.place.limits,
             partial(ObjectSpool, self.place),
@@ -113,24 +113,24 @@ class ObjectLog:
         """Everything that is there is durable."""
 
     def producers(self) -> tuple[int, dict[str, ProducerState]]:
-        """What is remembered of producers now, and the offset as of which that is."""
+        """Return what is remembered of producers now, and the offset as of which that is."""
         tip = self.chain.advance()
         return tip.end, known(tip.producers)
 
     # Reading
 
     def start(self) -> int:
-        """The oldest readable offset."""
+        """Return the oldest readable offset."""
         self.used = open_files.turn
         return self._reader.start()
 
     def end(self) -> int:
-        """The offset that the next event will get."""
+        """Return the offset that the next event will get."""
         self.used = open_files.turn
         return self.chain.advance().end
 
     def seen(self) -> int:
-        """The same, for whoever asks again and again: it is looked for ever more rarely while nothing comes."""
+        """The same, for callers that poll: it is looked for ever more rarely while nothing comes."""
         self.used = open_files.turn
         return self.chain.seen()
 
@@ -139,7 +139,7 @@ class ObjectLog:
         return self.chain.until_look_s()
 
     def state(self) -> ObjectState:
-        """How far it has come now; raises NotFound if its topic was deleted."""
+        """Return how far it has come now; raises NotFound if its topic was deleted."""
         self.used = open_files.turn
         tip = self.chain.advance()
         return ObjectState(tip.end, tip.end, tip.ticks)
@@ -157,7 +157,7 @@ class ObjectLog:
         types: TypeTest | None = None,  # noqa: ARG002  # there is no index in a bucket
         key: bytes | None = None,  # noqa: ARG002
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole, whatever types and keys are wanted."""
+        """Yield batches that hold the offsets from `start` to `stop`, whole, whatever types and keys are wanted."""
         self.used = open_files.turn
         return self._reader.batches(start, stop, backwards=backwards)
 
@@ -165,32 +165,32 @@ class ObjectLog:
         """Not to be had: raises Unsupported."""
         raise Unsupported(
             f"a bucket has no index of keys, and so no version of {key!r}",
-            hint="read(key=…) finds its events by reading all; a directory and a server have versions",
+            hint="read(key=…) finds its events with a full scan; a directory and a server have versions",
         )
 
     def cursor(self, offset: int) -> ObjectCursor:
-        """A place that moves forward through the log."""
+        """Return a place that moves forward through the log."""
         self.used = open_files.turn
         return ObjectCursor(self._reader, offset)
 
     def ticks_before_start(self) -> int:
-        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        """Return the ticks of the last event before the oldest readable one; 0 if there never was one."""
         return self.chain.knowledge.meta().trim.ticks
 
     def offset_at(self, ticks: int) -> int:
-        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        """Return the first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
 
     def lost(self, _start: int, _stop: int) -> Ranges:
-        """The offsets whose events are lost: none, as a bucket is never repaired."""
+        """Return the offsets whose events are lost: none, as a bucket is never repaired."""
         return []
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop` can be cut: at objects, or ranges of segments."""
+        """Return where the offsets from `start` to before `stop` can be cut: at objects, or ranges of segments."""
         return self._reader.extents(start, stop, whole)
 
     def blob(self, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
         try:
             id = self._reader.head(batch.path).blobs.get(str(batch.base_offset), "missing")
         except MissingObject:  # its object was compacted since: the segment says it, too
@@ -202,26 +202,26 @@ class ObjectLog:
     # Waiting and ending
 
     def wait_on(self) -> Chain:
-        """What to sleep on until there is more."""
+        """Return what to sleep on until there is more."""
         return self.chain
 
     def stop_followers(self) -> None:
-        """Wake whoever sleeps on this log, so that it looks around."""
+        """Wake the threads that sleep on this log, so that they look around."""
         self.chain.wake()
 
     def settle(self) -> None:
-        """Nobody can die in the midst of an append: an object is there or it is not."""
+        """Nobody can die in the middle of an append: an object is there or it is not."""
 
     def finish(self) -> None:
-        """Close the log for all: its topic is deleted. Raises NotFound if somebody else has done so."""
+        """Close the log for all: its topic is deleted. Raises NotFound if another process has done so."""
         self._appender.finish_log()
 
     def idle(self) -> bool:
-        """Whether nobody waits for an append: then it can be made anew when it is needed."""
+        """Return whether nobody waits for an append: then it can be rebuilt when needed."""
         return self._appender.idle()
 
     def close(self) -> None:
-        """Append what waits, and let go of it."""
+        """Append what waits, and release it."""
         self._appender.close()
 
     def after_fork(self) -> None:

@@ -16,12 +16,12 @@ TOPICS = "topics/"
 
 
 def topic_key(name: str) -> str:
-    """The record that says which topic has a name."""
+    """Return the record that says which topic has a name."""
     return f"{TOPICS}{names.directory_of(name)}/topic"
 
 
 def prefix_of(topic: TopicRecord) -> str:
-    """What the keys of a topic begin with; one of the same name that is made later has others."""
+    """Return what the keys of a topic begin with; one of the same name that is made later has others."""
     return f"{TOPICS}{names.directory_of(topic.name)}/{topic.uuid}/"
 
 
@@ -42,7 +42,7 @@ class ObjectPlace(msgspec.Struct, frozen=True):
     def of(
         cls, store: ObjectStore, topic: TopicRecord, partition: int, disk: Disk, clock: Clock, limits: Limits
     ) -> ObjectPlace:
-        """The place of one partition of a topic."""
+        """Return the place of one partition of a topic."""
         uuid = names.log_uuid(UUID(topic.uuid), partition)
         zstd = topic.settings.compression == "zstd"
         return cls(store, topic.name, partition, uuid, prefix_of(topic), disk, clock, limits, zstd)
@@ -61,22 +61,22 @@ class ObjectPlace(msgspec.Struct, frozen=True):
 
     @property
     def stamp(self) -> str:
-        """What is put to learn the time of the store."""
+        """Return what is put to learn the time of the store."""
         return f"{self.prefix}stamp/{self.partition}"
 
     @property
     def events(self) -> str:
-        """What the keys of its objects of events begin with."""
+        """Return what the keys of its objects of events begin with."""
         return f"{self.prefix}events/{self.partition}/"
 
     @property
     def segments(self) -> str:
-        """What the keys of its segments begin with."""
+        """Return what the keys of its segments begin with."""
         return f"{self.prefix}segments/{self.partition}/"
 
     @property
     def blobs(self) -> str:
-        """What the keys of its huge events begin with."""
+        """Return what the keys of its huge events begin with."""
         return f"{self.prefix}blobs/{self.partition}/"
 
     def events_at(self, base: int) -> str:
@@ -89,11 +89,11 @@ class ObjectPlace(msgspec.Struct, frozen=True):
         return self.blobs + id
 
     def short(self, key: str) -> str:
-        """A key without what all keys of the topic begin with."""
+        """Return a key without what all keys of the topic begin with."""
         return key.removeprefix(self.prefix)
 
     def path(self, key: str) -> str:
-        """A key as messages name it."""
+        """Return a key as messages name it."""
         return f"{self.store.url}/{key}"
 
     def __str__(self) -> str:

@@ -59,15 +59,15 @@ class ObjectReader:
         self._heads: OrderedDict[str, ObjectHead] = OrderedDict()  # replaced and looked up by single operations
 
     def start(self) -> int:
-        """The oldest readable offset."""
+        """Return the oldest readable offset."""
         return self._chain.knowledge.meta().trim.offset
 
     def batches(self, start: int, stop: int, *, backwards: bool) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole."""
+        """Yield the batches that hold the offsets from `start` to `stop`, whole."""
         return self._backwards(start, stop) if backwards else ObjectCursor(self, start).batches(stop)
 
     def pieces(self, start: int, stop: int) -> list[FetchRange]:
-        """What holds the offsets from `start` to before `stop`; raises NotFound for what is gone."""
+        """Return what holds the offsets from `start` to before `stop`; raises NotFound for what is gone."""
         meta = self._chain.knowledge.meta()
         if start < meta.trim.offset:
             raise offset_gone(self._place, start, meta.trim.offset)
@@ -86,7 +86,7 @@ class ObjectReader:
         return found
 
     def fetched(self, pieces: list[FetchRange]) -> Iterator[tuple[FetchRange, memoryview]]:
-        """The bytes of each piece, in order, ever more of them ahead; raises Missed where one is gone."""
+        """Yield the bytes of each piece, in order, ever more of them ahead; raises Missed where one is gone."""
         if len(pieces) == 1:
             yield pieces[0], self._fetch(pieces[0])
             return
@@ -108,7 +108,7 @@ class ObjectReader:
                 future.cancel()
 
     def decoded(self, piece: FetchRange, data: memoryview) -> Iterator[Batch]:
-        """The batches of a piece, their headers verified."""
+        """Yield the batches of a piece, their headers verified."""
         path = self._place.path(piece.key)
         position, offset = 0, piece.base
         if not piece.size:
@@ -128,7 +128,7 @@ class ObjectReader:
             raise corrupt(f"an object ends at offset {offset} instead of {piece.end}", path, 0, end)
 
     def end(self) -> int:
-        """Where the log ends, as far as is known."""
+        """Return where the log ends, as far as is known."""
         return self._chain.tip.end
 
     def recover(self, offset: int) -> None:
@@ -143,7 +143,7 @@ class ObjectReader:
         return corrupt("an object is missing", path, 0, 0, (offset, offset + 1))
 
     def offset_at(self, ticks: int) -> int:
-        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        """Return the first offset whose event has these ticks or later ones; the end if there is none."""
         for _ in range(DOUBTS_MAX):
             try:
                 return self._offset_at(ticks)
@@ -152,7 +152,7 @@ class ObjectReader:
         raise self.lost(self.start())
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop` can be cut: at objects, and at ranges of segments.
+        """Return where the offsets from `start` to before `stop` can be cut: at objects, and at ranges of segments.
 
         A segment that has up to `whole` bytes is not looked into.
         """
@@ -183,7 +183,10 @@ class ObjectReader:
         return Extents.of([max(start, base) for base, _ in found], [size for _, size in found])
 
     def _sizes(self, bases: list[int]) -> dict[int, int]:
-        """The bytes of objects of events by their first offsets, as the store lists them; what is gone is missing."""
+        """Return the bytes of objects of events by their first offsets, as the store lists them.
+
+        What is gone is missing.
+        """
         if not bases:
             return {}
         after = self._place.events_at(bases[0] - 1) if bases[0] else self._place.events
@@ -205,7 +208,7 @@ class ObjectReader:
         return piece.end
 
     def _piece_at(self, meta: Meta, ticks: int, end: int) -> FetchRange:
-        """The piece that holds the last event before these ticks, or the first one behind them."""
+        """Return the piece that holds the last event before these ticks, or the first one behind them."""
         if ticks <= meta.compacted.ticks:
             for segment in meta.segments:
                 if ticks <= segment.ticks and segment.end > meta.trim.offset:
@@ -223,7 +226,7 @@ class ObjectReader:
         return [first[piece.base] for piece in ranges]
 
     def _ranges(self, segment: ObjectSegment, start: int, stop: int) -> list[FetchRange]:
-        """The parts of a segment that hold some offsets, each about as large as one request should be."""
+        """Return the parts of a segment that hold some offsets, each about as large as one request should be."""
         key = self._place.segment(segment.base, segment.end, segment.nonce)
         head = self.head(key)
         table = head.batches
@@ -241,7 +244,7 @@ class ObjectReader:
         return found
 
     def head(self, key: str) -> ObjectHead:
-        """The head of an object; raises Missed if it is not there."""
+        """Return the head of an object; raises Missed if it is not there."""
         head = self._heads.get(key)
         if head is not None:
             return head
@@ -284,7 +287,10 @@ class ObjectReader:
         return data
 
     def _believed(self, key: str) -> bool:
-        """Whether what was found at a key is what the log has there. Nobody else ever puts a segment in its place."""
+        """Return whether what was found at a key is what the log has there.
+
+        Nobody else ever puts a segment in its place.
+        """
         if not key.startswith(self._place.events):
             return True
         return self._chain.knowledge.stands(int(key.removeprefix(self._place.events)))
@@ -323,9 +329,9 @@ class ObjectCursor:
         self._reader = reader
 
     def batches(self, stop: int, _types: TypeTest | None = None, _key: bytes | None = None) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at the known end of the log.
+        """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at the known end of the log.
 
-        There is no index in a bucket: whoever wants types or a key finds them among all.
+        There is no index in a bucket: a reader that wants types or a key finds them among all.
         """
         reader = self._reader
         doubts = 0
@@ -352,7 +358,7 @@ class ObjectCursor:
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
-    """The part of a batch from an offset to before another; the batch itself if it has nothing else."""
+    """Return the part of a batch from an offset to before another; the batch itself if it has nothing else."""
     lo, hi = max(0, start - batch.base_offset), min(batch.count, stop - batch.base_offset)
     if (lo, hi) == (0, batch.count):
         return batch

@@ -33,13 +33,13 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, for messages: without secrets."""
+        """Return where it is, for messages: without secrets."""
 
     def get(self, key: str) -> StoredObject | None:
-        """The object; None if it is not there."""
+        """Return the object; None if it is not there."""
 
     def get_range(self, key: str, start: int, length: int) -> memoryview | None:
-        """Some bytes of an object, fewer where it ends; None if it is not there."""
+        """Return some bytes of an object, fewer where it ends; None if it is not there."""
 
     def create(self, key: str, data: bytes) -> str | None:
         """Put an object where none is, durably; returns its version.
@@ -67,7 +67,7 @@ class ObjectStore(Protocol):
         """Delete objects; those that are not there are passed over. Durable when it returns."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
-        """All objects whose keys begin so; those of one folder in the order of their keys.
+        """Yield all objects whose keys begin so; those of one folder in the order of their keys.
 
         With `after`, a key of the folder that is asked for, only those behind it.
         """
@@ -80,4 +80,4 @@ class ObjectStore(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of it. May be called twice."""
+        """Release it. May be called twice."""

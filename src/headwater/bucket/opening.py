@@ -25,7 +25,7 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
 def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS) -> ObjectStore:
-    """The store at an address. Nothing is asked of it yet, and nothing made.
+    """Return the store at an address. Nothing is asked of it yet, and nothing made.
 
     Raises Invalid for an address that cannot be one, Unsupported for another kind of place or a missing extra.
     """
@@ -35,7 +35,7 @@ def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS)
         return _s3(url, clock, limits)
     scheme = scheme_of(url)
     raise Unsupported(
-        f"no object store is known by {scheme + '://' if scheme else 'an address without a scheme'}",
+        f"{scheme + '://' if scheme else 'an address without a scheme'} does not name an object store",
         hint="use s3://bucket/prefix or objects:///a/directory",
         code="unknown_store",
     )
@@ -44,7 +44,9 @@ def open_store(url: str, *, clock: Clock, disk: Disk, limits: Limits = DEFAULTS)
 def _directory(url: str, clock: Clock, disk: Disk, limits: Limits) -> ObjectStore:
     path = url.removeprefix("objects://")
     if not path.startswith("/") or "\0" in path:
-        raise Invalid(f"{url!r} names no directory", hint="objects:// and an absolute path: objects:///a/directory")
+        raise Invalid(
+            f"{url!r} names no directory", hint="write objects:// and an absolute path: objects:///a/directory"
+        )
     return DirectoryStore(Path(path), disk, clock, limits.lock_wait_s)
 
 
@@ -64,20 +66,20 @@ def _s3(url: str, clock: Clock, limits: Limits) -> ObjectStore:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of an address, which is not shown in messages before it is known to hold no secrets."""
+    """Return the parts of an address, which is not shown in messages before it is known to hold no secrets."""
     if "@" in url.partition("?")[0]:
         raise Invalid(
-            "an address must not hold credentials", hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+            "an address must not contain credentials", hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
         )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise Invalid(f"the address of the bucket is wrong: {error}", hint="s3://bucket/prefix") from error
+        raise Invalid(f"the address of the bucket is wrong: {error}", hint="write s3://bucket/prefix") from error
     if not parts.netloc or port is not None or parts.fragment:
         raise Invalid(
-            "the address of a bucket is s3://bucket/prefix",
-            hint="another server than AWS is named by ?endpoint=https://host:port",
+            "the address of a bucket must be s3://bucket/prefix",
+            hint="for a server other than AWS, add ?endpoint=https://host:port",
         )
     return parts
 
@@ -88,7 +90,7 @@ def _options(parts: SplitResult) -> dict[str, Any]:
     unknown = sorted(set(names) - set(OPTIONS))
     if unknown or len(set(names)) < len(names):
         raise Invalid(
-            f"the address of a bucket takes each of {', '.join(OPTIONS)} once, not {', '.join(unknown) or names}",
+            f"the address of a bucket accepts each of {', '.join(OPTIONS)} once, not {', '.join(unknown) or names}",
             hint="credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
         )
     values = dict(given)

@@ -1,6 +1,6 @@
 """Reading segments as objects: their heads, and which objects each of them was made of.
 
-Readers need the batches alone (`reader.py`). This is for whoever must know what became of an object of events.
+Readers need the batches alone (`reader.py`). This is for code that must know what became of an object of events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HEAD_BYTES = 16 * 1024  # enough for most heads in one request
 
 
 def packed_in(place: ObjectPlace, meta: Meta, base: int, nonce: str) -> bool:
-    """Whether the object of events with this nonce was at `base`, and is in a segment now.
+    """Return whether the object of events with this nonce was at `base`, and is in a segment now.
 
     False also if what was there is trimmed: nobody can say any more what it was.
     """
@@ -27,7 +27,7 @@ def packed_in(place: ObjectPlace, meta: Meta, base: int, nonce: str) -> bool:
 
 
 def read_head(place: ObjectPlace, key: str) -> tuple[ObjectHead, int] | None:
-    """The head of an object, verified, and where its batches begin; None if it is not there."""
+    """Return the head of an object, verified, and where its batches begin; None if it is not there."""
     data = place.store.get_range(key, 0, HEAD_BYTES)
     if data is not None and (size := format.head_bytes(data)) > len(data) >= format.PREFIX_BYTES:
         data = place.store.get_range(key, 0, size)
@@ -35,7 +35,7 @@ def read_head(place: ObjectPlace, key: str) -> tuple[ObjectHead, int] | None:
 
 
 def table_of(place: ObjectPlace, segment: ObjectSegment) -> dict[int, str] | None:
-    """The nonces of the objects that a segment was made of, by their first offsets; None if it is not there."""
+    """Return the nonces of the objects that a segment was made of, by their first offsets; None if it is not there."""
     key = place.segment(segment.base, segment.end, segment.nonce)
     found = read_head(place, key)
     if found is None:

@@ -38,7 +38,7 @@ def probe(store: ObjectStore, clock: Clock) -> None:
 def _probe(store: ObjectStore, name: str, missing: str) -> None:
     first = store.create(name, b"first")
     if store.create(name, b"second") is not None:
-        raise _ignored(store, "created an object that was there already (If-None-Match: *)")
+        raise _ignored(store, "created an object that already existed (If-None-Match: *)")
     if first is None:  # the answer was lost
         found = store.get(name)
         first = "" if found is None else found.version
@@ -46,7 +46,7 @@ def _probe(store: ObjectStore, name: str, missing: str) -> None:
     if store.swap(name, b"fourth", first) is not None:
         raise _ignored(store, "replaced an object that had changed meanwhile (If-Match)")
     if store.swap(missing, b"fifth", first) is not None:
-        raise _ignored(store, "replaced an object that is not there (If-Match)")
+        raise _ignored(store, "replaced an object that does not exist (If-Match)")
 
 
 def _ignored(store: ObjectStore, what: str) -> Unsupported:

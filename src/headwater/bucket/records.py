@@ -37,14 +37,14 @@ class Records(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, key: str) -> RecordVersion[T] | None:
-        """The record; None if there is none. Raises Corrupt, and Unsupported for one of a later version."""
+        """Return the record; None if there is none. Raises Corrupt, and Unsupported for one of a later version."""
         stored = self._store.get(key)
         if stored is None:
             return None
         return RecordVersion(self._decode(key, bytes(stored.data))[0], stored.version)
 
     def create(self, key: str, record: T) -> str | None:
-        """Put a record where none is, durably: its version, or None if somebody else's is there."""
+        """Put a record where none is, durably: its version, or None if another process's is there."""
         nonce = self._clock.random_bytes(NONCE_BYTES).hex()
         data = encode(record, nonce)
         while True:
@@ -78,7 +78,7 @@ class Records(Generic[T]):
         if plain.pop("crc", None) != _crc(plain):
             raise Corrupt(f"{path}: the checksum is wrong", path=path, position=0, size=len(data))
         if plain.pop("format", None) != FORMAT:
-            raise Unsupported(f"{path} has a format that is unknown", hint="upgrade headwater")
+            raise Unsupported(f"{path} has an unknown format", hint="upgrade headwater")
         nonce = plain.pop("nonce", "")
         try:
             return self._decoder.decode(msgspec.json.encode(plain)), nonce
@@ -87,7 +87,7 @@ class Records(Generic[T]):
 
 
 def encode(record: msgspec.Struct, nonce: str) -> bytes:
-    """The bytes of a record: sorted JSON, with its format, the nonce and a checksum."""
+    """Return the bytes of a record: sorted JSON, with its format, the nonce and a checksum."""
     plain = {**msgspec.to_builtins(record), "format": FORMAT, "nonce": nonce}
     return msgspec.json.encode(plain | {"crc": _crc(plain)}, order="sorted") + b"\n"
 

@@ -15,9 +15,9 @@ _ADDRESS = re.compile(r"https?://[^/ )]+")
 
 _DENIED_HINTS = {
     "ExpiredToken": "the session token has expired: get a new one",
-    "InvalidAccessKeyId": "look at AWS_ACCESS_KEY_ID",
+    "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID",
     "RequestTimeTooSkewed": "set the clock of this machine",
-    "SignatureDoesNotMatch": "look at AWS_SECRET_ACCESS_KEY",
+    "SignatureDoesNotMatch": "check AWS_SECRET_ACCESS_KEY",
 }
 _TEMPORARY = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError", "ServiceUnavailable"}
 _ELSEWHERE = {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"}
@@ -42,14 +42,14 @@ def answer_of(error: Exception) -> FailureDetails:
 
 
 def missing_bucket(url: str, error: Exception) -> NotFound | None:
-    """The error if it is the bucket that is not there, not the object."""
+    """Return the error if it is the bucket that is not there, not the object."""
     if answer_of(error).code != "NoSuchBucket":
         return None
-    return NotFound(f"{url}: there is no such bucket", hint="make it, or look at its name", code="bucket_not_found")
+    return NotFound(f"{url}: there is no such bucket", hint="create it, or check its name", code="bucket_not_found")
 
 
 def refusal(url: str, error: Exception, answered: bool) -> HeadwaterError | None:
-    """The error to raise if trying again cannot help; None if it may.
+    """Return the error to raise if trying again cannot help; None if it may.
 
     `answered`: whether the store ever did. Credentials that cannot be had at first will not come.
     """
@@ -80,7 +80,7 @@ def _misdirected(url: str, answer: FailureDetails) -> Invalid | None:
 def without_conditions(url: str) -> Unsupported:
     """The store does not know conditions, or gives no ETag to name in one."""
     return Unsupported(
-        f"{url} does not know conditional writes, without which writers overwrite each other's events",
+        f"{url} does not support conditional writes; without them, writers overwrite each other's events",
         hint="use a store that enforces If-None-Match and If-Match",
         code="no_conditional_writes",
     )
@@ -89,8 +89,8 @@ def without_conditions(url: str) -> Unsupported:
 def gave_up(url: str, error: Exception, after_s: float) -> Unavailable:
     """The store failed for too long."""
     return Unavailable(
-        f"{url} has failed for {after_s:g} s; what was asked last may or may not be done: {answer_of(error).line}",
-        hint="look at the network and at the store's health, then try again",
+        f"{url} has failed for {after_s:g} s; the last request may or may not be done: {answer_of(error).line}",
+        hint="check the network and the store's health, then try again",
         code="store_unavailable",
     )
 
@@ -103,14 +103,14 @@ def never_answered(url: str, error: Exception, after_s: float) -> Unavailable:
     why = line.rpartition(" - ")[2].partition(" for url (")[0]
     return Unavailable(
         f"{url}{address} cannot be reached: it has failed for {after_s:g} s: {why}",
-        hint="are bucket and endpoint right, is the store up, and do proxies and firewalls let this machine in?",
+        hint="are the bucket and the endpoint right, is the store up, and do proxies and firewalls let you through?",
         code="store_unavailable",
     )
 
 
 def _without_credentials(url: str) -> Denied:
     return Denied(
-        f"{url}: no credentials were found",
+        f"{url}: no credentials found",
         hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give this machine a role",
         code="no_credentials",
     )

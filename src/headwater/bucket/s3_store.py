@@ -78,12 +78,12 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Return where it is."""
         place = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         return f"{place}?endpoint={self._endpoint}" if self._endpoint else place
 
     def get(self, key: str) -> StoredObject | None:
-        """The object; None if it is not there. Its bytes are not copied."""
+        """Return the object; None if it is not there. Its bytes are not copied."""
 
         def ask() -> StoredObject:
             found = obstore.get(self._client, key)
@@ -92,7 +92,7 @@ class S3Store:
         return self._look(checked(key), ask)
 
     def get_range(self, key: str, start: int, length: int) -> memoryview | None:
-        """Some bytes of an object, fewer where it ends; None if it is not there."""
+        """Return some bytes of an object, fewer where it ends; None if it is not there."""
         checked(key)
 
         def ask() -> memoryview:
@@ -164,7 +164,7 @@ class S3Store:
                 key = each["path"]
                 if key <= after and key.rpartition("/")[0] == after.rpartition("/")[0]:
                     raise Unsupported(
-                        f"{self.url} does not list keys in their order",
+                        f"{self.url} does not list keys in order",
                         hint="use a general purpose bucket, not a directory bucket",
                         code="unordered_list",
                     )
@@ -175,7 +175,7 @@ class S3Store:
                     return
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """The next parts of the keys that begin with `prefix`, if they go on behind them; sorted, each once.
+        """Return the next parts of the keys that begin with `prefix`, if they go on behind them; sorted, each once.
 
         Some servers go on naming one for a while after its last object was deleted.
         """
@@ -197,7 +197,7 @@ class S3Store:
         return self._look(key, ask)
 
     def _look(self, key: str, ask: Callable[[], T | None]) -> T | None:
-        """What `ask` returns; None if the object is not there. Only the bucket itself must be."""
+        """Return what `ask` returns; None if the object is not there. Only the bucket itself must be."""
 
         def look() -> T | None:
             try:
@@ -214,7 +214,7 @@ class S3Store:
         """Ask, and ask again while that may help."""
         if _ForkGuard.forked:
             raise Unsupported(
-                f"{self.url} cannot be used in a process that was forked",
+                f"{self.url} cannot be used in a forked process",
                 hint="start processes with multiprocessing's 'spawn', and open it there",
                 code="forked",
             )
@@ -260,7 +260,7 @@ class _Pages:
         self._pages: Iterator[Any] | None = None
 
     def next(self, after: str) -> Sequence[Any]:
-        """The next page; nothing at the end."""
+        """Return the next page; nothing at the end."""
         if self._pages is None:
             self._pages = obstore.list(self._client, self._folder or None, offset=after or None, chunk_size=LIST_MAX)
         try:

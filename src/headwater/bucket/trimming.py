@@ -53,7 +53,7 @@ def trim(place: ObjectPlace, chain: Chain, rules: Rules, *, dry_run: bool = Fals
 
 
 def _point(place: ObjectPlace, meta: Meta, last: _Piece) -> Point:
-    """What whoever goes on behind a piece must know."""
+    """Return what the process that goes on behind a piece must know."""
     if last.point is not None or last.end == meta.compacted.offset:
         return last.point or meta.compacted
     segment = meta.segment_of(last.end - 1)
@@ -66,7 +66,7 @@ def _point(place: ObjectPlace, meta: Meta, last: _Piece) -> Point:
 
 
 def _active(place: ObjectPlace, chain: Chain) -> _Piece:
-    """All that is behind the segments, as one piece."""
+    """Return all that is behind the segments, as one piece."""
     tip = chain.advance()
     reached = chain.knowledge.meta().reached.offset
     listed = place.store.list(place.events, place.events_at(reached - 1) if reached else "")

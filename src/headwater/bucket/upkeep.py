@@ -114,7 +114,7 @@ class BucketKeeper:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop soon: what is under way is left as it is, and done by whoever comes next."""
+        """Stop soon: what is under way is left as it is, and done by the process that comes next."""
         with self._mutex:
             self._stopping = True
             thread = self._thread
@@ -134,7 +134,7 @@ class BucketKeeper:
                 continue  # its topic was deleted
             except HeadwaterError as error:
                 if not self._stopping:
-                    log.warning("%s could not be compacted, and stays as it is: %s", each.place, error)
+                    log.warning("%s could not be compacted, and is unchanged: %s", each.place, error)
 
     def _see_to(self, each: ObjectLog) -> None:
         place, knowledge = each.place, each.chain.knowledge

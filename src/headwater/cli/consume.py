@@ -27,9 +27,10 @@ from headwater.cli.arguments import (
 )
 from headwater.cli.opening import open_log
 from headwater.errors import Invalid
+from headwater.position import Position
 
 if TYPE_CHECKING:
-    from headwater.event import At, Event
+    from headwater.event import Event
     from headwater.protocols import Consumer
 
 
@@ -80,7 +81,7 @@ def consume(
     data: str,
     topic: str,
     name: str,
-    start: At,
+    start: Position,
     type_: str | None,
     key: str | None,
     match: dict[str, Any] | None,

@@ -23,9 +23,9 @@ from headwater.cli.arguments import (
 from headwater.cli.opening import open_log
 from headwater.cli.progress import ProgressLine
 from headwater.cli.transfer import Summary, format_option
+from headwater.position import Position
 
 if TYPE_CHECKING:
-    from headwater.event import At
     from headwater.format.puro_blocks import PuroVariant
 
 
@@ -61,8 +61,8 @@ def export(
     file: str,
     format: str | None,
     puro_variant: PuroVariant | None,
-    start: At,
-    end: At,
+    start: Position,
+    end: Position,
     type_: str | None,
     key: str | None,
     match: dict[str, Any] | None,

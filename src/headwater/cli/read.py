@@ -26,9 +26,10 @@ from headwater.cli.arguments import (
 )
 from headwater.cli.opening import open_log
 from headwater.errors import NotFound
+from headwater.position import Position
 
 if TYPE_CHECKING:
-    from headwater.event import At, Event
+    from headwater.event import Event
 
 
 @command(
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 def read(
     data: str,
     topic: str,
-    start: At,
-    end: At,
+    start: Position,
+    end: Position,
     limit: int | None,
     type_: str | None,
     key: str | None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from headwater.cli import show
@@ -17,9 +15,7 @@ from headwater.cli.arguments import (
     topic_argument,
 )
 from headwater.cli.opening import open_log
-
-if TYPE_CHECKING:
-    from headwater.event import At
+from headwater.position import Position
 
 
 @command(
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--to", "at", type=PositionType(), required=True, metavar="POSITION", help="New position, as in read.")
 @partition_option
 @json_option("One JSON object a line, for each partition.")
-def seek(data: str, topic: str, name: str, at: At, partition: int | None, as_json: bool) -> None:
+def seek(data: str, topic: str, name: str, at: Position, partition: int | None, as_json: bool) -> None:
     """Move the consumer NAME to another position, durably, even while it runs.
 
     Running members lose the events they hold and continue from the new position.

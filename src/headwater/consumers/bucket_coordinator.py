@@ -26,13 +26,13 @@ class BucketCoordinator:
         self._records = Records(store, clock, CursorRecord)
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
         prefix = f"{prefix_of(topic)}consumers/"
         # Not by its folders: one may be named for a while when what was in it is deleted.
         return sorted({unquote(each.key.removeprefix(prefix).partition("/")[0]) for each in self._store.list(prefix)})
 
     def consumer(self, topic: TopicRecord, name: str) -> BucketCursors:
-        """What is kept of one."""
+        """Return what is kept of one."""
         prefix, folder = prefix_of(topic), names.directory_of(name)
         return BucketCursors(self._store, self._records, f"{prefix}consumers/{folder}/", f"{prefix}members/{folder}/")
 
@@ -52,16 +52,16 @@ class BucketCursors:
 
     @property
     def url(self) -> str:
-        """Where the records are."""
+        """Return where the records are."""
         return f"{self._store.url}/{self._cursors}"
 
     def partitions(self) -> set[int]:
-        """Those that have a record."""
+        """Return those that have a record."""
         found = (listed.key.removeprefix(self._cursors) for listed in self._store.list(self._cursors))
         return {int(name) for name in found if name.isascii() and name.isdecimal()}
 
     def read(self, partition: int) -> CursorVersion | None:
-        """The record; None if there is none."""
+        """Return the record; None if there is none."""
         found = self._records.read(self._key(partition))
         return None if found is None else CursorVersion(*found)
 
@@ -87,7 +87,7 @@ class BucketCursors:
         self._store.put(f"{self._members}{member}-{lease_ms}", b"alive\n" + b"." * (self._signs % 2))
 
     def signs(self) -> dict[str, Sign]:
-        """The last sign of each member."""
+        """Return the last sign of each member."""
         found = {}
         for listed in self._store.list(self._members):
             member, _, lease_ms = listed.key.removeprefix(self._members).partition("-")

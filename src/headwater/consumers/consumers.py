@@ -32,7 +32,7 @@ class Consumers(Protocol):
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
     ) -> Leases:
-        """The part of a new member; a consumer that is new is made durably, with these starts.
+        """Return the part of a new member; a consumer that is new is made durably, with these starts.
 
         A guest is no member with a share of its own: it takes what is free of the partitions in `guest`.
         """
@@ -41,39 +41,39 @@ class Consumers(Protocol):
         """Raise NotFound if the topic has no such consumer."""
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
 
     def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
-        """All consumers of a topic, partition by partition."""
+        """Return all consumers of a topic, partition by partition."""
 
     def slowest(self, topic: TopicRecord, partition: int) -> int | None:
-        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
+        """Return the lowest cursor of all consumers of a topic in a partition; None if it has none."""
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
-        """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
+        """Move cursors, durably, under new fences: the process that holds a partition loses it, and it is free."""
 
     def forget(self, name: str, topic: str) -> None:
         """Delete a consumer's cursors of a topic, durably; raises NotFound. Its members find out and stop."""
 
 
 def consumer_limits(limits: Limits, lease_ms: int | None, failures_max: int | None) -> Limits:
-    """The limits with what a member has chosen; raises Invalid."""
+    """Return the limits with what a member has chosen; raises Invalid."""
     changes = {"lease_ms": lease_ms, "failures_max": failures_max}
     chosen = {name: value for name, value in changes.items() if value is not None}
     limits = msgspec.structs.replace(limits, **chosen)
     if limits.lease_ms < LEASE_MS_MIN or limits.failures_max < 1:
-        raise Invalid(f"a lease has at least {LEASE_MS_MIN} ms, and an event may fail at least once")
+        raise Invalid(f"lease_ms must be at least {LEASE_MS_MIN}, and failures_max at least 1")
     return limits
 
 
 def check_name(name: str) -> str:
-    """The name of a consumer as that of a directory or of a part of a key; raises Invalid."""
+    """Return the name of a consumer as that of a directory or of a part of a key; raises Invalid."""
     size = len(names.utf8(name, "a consumer's name"))
     if not size:
         raise Invalid("a consumer's name is empty")
     if size > CONSUMER_NAME_BYTES_MAX:
         raise TooLarge(
-            f"a consumer's name has {size} bytes, and may have {CONSUMER_NAME_BYTES_MAX}",
+            f"a consumer's name has {size} bytes; the limit is {CONSUMER_NAME_BYTES_MAX}",
             limit="consumer_name_bytes_max",
             maximum=CONSUMER_NAME_BYTES_MAX,
         )

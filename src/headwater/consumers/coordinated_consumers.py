@@ -47,7 +47,10 @@ class CoordinatedConsumers:
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
     ) -> CoordinatedLeases:
-        """The part of a new member. What is missing of the consumer's records is made durably, with these starts."""
+        """Return the part of a new member.
+
+        What is missing of the consumer's records is made durably, with these starts.
+        """
         cursors = self._cursors(name, topic)
         missing = set(range(topic.partitions)) - cursors.partitions()
         if missing:
@@ -68,11 +71,11 @@ class CoordinatedConsumers:
             raise consumer_not_found(name, topic.name)
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
         return self._coordinator.names(topic)
 
     def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
-        """All consumers of a topic, partition by partition.
+        """Return all consumers of a topic, partition by partition.
 
         Whether an owner still lives cannot be told by one look; `lease_ms` is known of members of this process only.
         """
@@ -93,12 +96,12 @@ class CoordinatedConsumers:
         return found
 
     def slowest(self, topic: TopicRecord, partition: int) -> int | None:
-        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
+        """Return the lowest cursor of all consumers of a topic in a partition; None if it has none."""
         read = [self._cursors(name, topic).read(partition) for name in self.names(topic)]
         return min((kept.record.cursor if kept is not None else 0 for kept in read), default=None)
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
-        """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free.
+        """Move cursors, durably, under new fences: the process that holds a partition loses it, and it is free.
 
         One partition after the other: if it raises, some may be moved.
         """
@@ -132,7 +135,7 @@ class CoordinatedConsumers:
         self._cursors(name, found).delete()
 
     def close(self) -> None:
-        """Let go of threads and connections. May be called twice."""
+        """Release threads and connections. May be called twice."""
         self._threads.shutdown()
         self._coordinator.close()
 
@@ -142,7 +145,7 @@ class CoordinatedConsumers:
 
 
 def _read(cursors: SharedCursors, partition: int) -> CursorVersion | HeadwaterError | None:
-    """The record of a partition; None if there is none, and the error if it is damaged."""
+    """Return the record of a partition; None if there is none, and the error if it is damaged."""
     try:
         return cursors.read(partition)
     except (Corrupt, Unsupported) as error:
@@ -150,12 +153,12 @@ def _read(cursors: SharedCursors, partition: int) -> CursorVersion | HeadwaterEr
 
 
 def open_coordinator(address: str | None, store: ObjectStore, clock: Clock) -> Coordinator:
-    """Where the consumers of a bucket keep their cursors: in the bucket, or at an address of their own."""
+    """Return where the consumers of a bucket keep their cursors: in the bucket, or at an address of their own."""
     if address is None:
         return BucketCoordinator(store, clock)
     from headwater.consumers.dynamodb import DynamoCoordinator, is_dynamodb
 
     if not is_dynamodb(address):
-        hint = "it is dynamodb://table?region=…, or, left out, the bucket itself"
-        raise Unsupported(f"{address!r} is no coordinator", hint=hint)
+        hint = "write dynamodb://table?region=…, or leave it out to use the bucket itself"
+        raise Unsupported(f"{address!r} is not a coordinator", hint=hint)
     return DynamoCoordinator(address, clock)

@@ -137,8 +137,8 @@ class CoordinatedLeases:
                 sought = _changed(**changes, failing=0, failures=0)
                 if not self._update(each.partition, each.fence, sought):
                     raise Fenced(
-                        f"{self._cursors.url}: partition {each.partition} is not held any more",
-                        hint="its events are delivered again, to whoever holds it now: let go of these",
+                        f"{self._cursors.url}: partition {each.partition} is no longer held",
+                        hint="discard its events: they are delivered again to the member that holds it now",
                         partition=each.partition,
                         fence=each.fence,
                     )
@@ -146,7 +146,10 @@ class CoordinatedLeases:
             return self._until_s([each.partition for each in progress]), moved
 
     def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
-        """Where the consumer is in some partitions. What this member holds is not asked for: its next renewal tells."""
+        """Return where the consumer is in some partitions.
+
+        What this member holds is not asked for: its next renewal tells.
+        """
         numbers = list(partitions)
         now_s = self._clock.monotonic()
         mine = {number: each for number in numbers if (each := self._mine.get(number)) and now_s < each.until_s}
@@ -172,11 +175,11 @@ class CoordinatedLeases:
         """Raises Unsupported."""
         raise Unsupported(
             f"a transaction cannot ack partition {partition} here",
-            hint="append, then ack: at least once; key what is appended, so that a repetition is known",
+            hint="append, then ack: this gives at-least-once delivery; give the events keys to recognize duplicates",
         )
 
     def doubt(self, partition: int) -> None:
-        """Look at the record before it is next said that a partition is held: somebody has changed it."""
+        """Look at the record before it is next said that a partition is held: another process has changed it."""
         self._mine.pop(partition, None)
 
     def left_ms(self, partition: int, fence: int) -> int:
@@ -189,7 +192,7 @@ class CoordinatedLeases:
     # Under the mutex
 
     def _until_s(self, partitions: Sequence[int]) -> float:
-        """Until when all of these are held; what somebody moved just now is not."""
+        """Until when all of these are held; what another process moved just now is not."""
         mine = [self._mine.get(number) for number in partitions]
         until_s = [each.until_s if each is not None else 0.0 for each in mine]
         return min(until_s, default=self._clock.monotonic() + self._lease_s)
@@ -250,7 +253,7 @@ class CoordinatedLeases:
         return found
 
     def _take(self, free: tuple[int, CursorVersion]) -> Claim | None:
-        """Become the owner of a partition; None if somebody else was first."""
+        """Become the owner of a partition; None if another process was first."""
         number, (record, version) = free
         died = record.owner not in ("", self._owner) and record.reached > record.cursor
         taken = CursorRecord(
@@ -271,7 +274,10 @@ class CoordinatedLeases:
         return Claim(number, _standing(taken), record.reached if died else 0)
 
     def _look_at_members(self) -> tuple[list[str], bool]:
-        """Who lives, this member too, in one order for all; and whether somebody is late with its sign of life."""
+        """Return who lives, this member too, in one order for all.
+
+        And whether a member is late with its sign of life.
+        """
         now_s = self._clock.monotonic()
         if self._signed_s is None or now_s >= self._signed_s + self._lease_s * RENEWED:
             first = self._signed_s is None
@@ -279,8 +285,8 @@ class CoordinatedLeases:
             self._see(self._cursors.signs())
             if first and len(self._live()) > CONSUMER_MEMBERS_MAX:
                 raise Unavailable(
-                    f"{self._cursors.url} has {CONSUMER_MEMBERS_MAX} members",
-                    hint="partitions are shared by count: fewer members read as fast",
+                    f"{self._cursors.url} has the maximum of {CONSUMER_MEMBERS_MAX} members",
+                    hint="use fewer members: each partition is read by one member at a time",
                     code="too_many_members",
                 )
             self._signed_s = now_s
@@ -323,7 +329,7 @@ class CoordinatedLeases:
 
 
 def _further(each: Progress, **changes: object) -> Callable[[CursorRecord], CursorRecord]:
-    """The change of a record by this progress. A cursor never goes back."""
+    """Return the change of a record by this progress. A cursor never goes back."""
 
     def change(record: CursorRecord) -> CursorRecord:
         told: dict[str, object] = {"reached": max(each.reached, record.reached)}

@@ -33,11 +33,11 @@ class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> bool:
-        """Whether it may be taken at once."""
+        """Return whether it may be taken at once."""
         return not self.owner or not self.lease_ms
 
     def failures_at(self, offset: int) -> int:
-        """How often the event at an offset has failed."""
+        """Return how often the event at an offset has failed."""
         return self.failures if self.failing == offset else 0
 
 
@@ -60,13 +60,13 @@ class SharedCursors(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, for messages."""
+        """Return where it is, for messages."""
 
     def partitions(self) -> set[int]:
-        """Those that have a record; empty if there is no such consumer."""
+        """Return those that have a record; empty if there is no such consumer."""
 
     def read(self, partition: int) -> CursorVersion | None:
-        """The record; None if there is none."""
+        """Return the record; None if there is none."""
 
     def create(self, partition: int, record: CursorRecord) -> None:
         """Put a record where none is, durably; one that is there stays."""
@@ -84,7 +84,7 @@ class SharedCursors(Protocol):
         """Give a sign of life."""
 
     def signs(self) -> dict[str, Sign]:
-        """The last sign of each member, also of those who died, in the order of their names."""
+        """Return the last sign of each member, also of those who died, in the order of their names."""
 
     def leave(self, members: Iterable[str]) -> None:
         """Forget members."""
@@ -94,10 +94,10 @@ class Coordinator(Protocol):
     """All consumers of one log."""
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
 
     def consumer(self, topic: TopicRecord, name: str) -> SharedCursors:
-        """What is kept of one, if it is there. Asks nothing of the network."""
+        """Return what is kept of one, if it is there. Asks nothing of the network."""
 
     def close(self) -> None:
-        """Let go of connections. May be called twice."""
+        """Release connections. May be called twice."""

@@ -1,4 +1,4 @@
-"""Events that could not be handled: set aside into `<topic>.dead` with the error, and brought back from there.
+"""Events that could not be handled: moved to `<topic>.dead` with the error, and brought back from there.
 
 A dead event keeps type, key, data, content and meta; what became of it is told in its meta, under names that begin
 with `dead_`.
@@ -53,7 +53,7 @@ def set_aside(backend: LogBackend[Any], consumer: LogConsumer, event: Event, err
 def replay(backend: LogBackend[Any], join: Callable[[Consume], LogConsumer], topic: str, consumer: str | None) -> int:
     """Append the dead events of a topic to it again, and return how many; a second time brings back only newer ones.
 
-    With `consumer`, only what that one set aside; the others are then passed over for good.
+    With `consumer`, only what that one dead-lettered; the others are then passed over for good.
     """
     partitions = backend.topic(topic).partitions
     brought = 0

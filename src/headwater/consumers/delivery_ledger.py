@@ -79,17 +79,17 @@ class DeliveryLedger:
 
     @property
     def cursor(self) -> int:
-        """The lowest offset that is not acked."""
+        """Return the lowest offset that is not acked."""
         return self.cursor_after(())
 
     @property
     def idle(self) -> bool:
-        """Whether the program has nothing of this partition in its hands, but what failed."""
+        """Return whether the program has nothing of this partition in its hands, but what failed."""
         return self.waiting.keys() <= {event.offset for event in self.again}
 
     @property
     def next(self) -> int:
-        """The lowest offset that may still be handed out: what failed, was put back, or was not read yet."""
+        """Return the lowest offset that may still be handed out: what failed, was put back, or was not read yet."""
         waiting = [events[0].offset for events in (self.again, self.rest) if events]
         return min(self.end, *waiting) if waiting else self.end
 
@@ -129,7 +129,10 @@ class DeliveryLedger:
         self.rest.extendleft(reversed(events))
 
     def returned(self) -> list[Event]:
-        """What failed, or else what was put back, to hand it out again; where care is needed, a group at a time."""
+        """Return what failed, or else what was put back, to hand it out again.
+
+        Where care is needed, a group at a time.
+        """
         events, self.again = self.again, []
         if not events and self.rest:
             count = self.group if self.careful() else len(self.rest)
@@ -137,11 +140,11 @@ class DeliveryLedger:
         return events
 
     def careful(self) -> bool:
-        """Whether what comes next may have ended a process."""
+        """Return whether what comes next may have ended a process."""
         return bool(self.rest) and self.rest[0].offset < self.careful_until
 
     def recall(self) -> None:
-        """Forget what was put back: it was never handed out, and whoever holds the partition next reads it."""
+        """Forget what was put back: it was never handed out, and the process that holds the partition next reads it."""
         if self.rest:
             self.end = self.rest[0].offset
             for event in self.rest:
@@ -151,7 +154,10 @@ class DeliveryLedger:
             self.reader = self.log.cursor(self.end)
 
     def acked(self, offset: int) -> bool:
-        """Whether an offset that is not waiting was acked before; else it was not handed out under this lease."""
+        """Return whether an offset that is not waiting was acked before.
+
+        Else it was not handed out under this lease.
+        """
         return self.start <= offset < self.end
 
     def ack_range(self, first: int, end: int) -> bool:
@@ -181,7 +187,7 @@ class DeliveryLedger:
             self.again = [event for event in self.again if event.offset in self.waiting]
 
     def cursor_after(self, done: Container[int]) -> int:
-        """What the cursor is when these are acked, too."""
+        """Return what the cursor is when these are acked, too."""
         while True:
             try:
                 return next((offset for offset in self.waiting if offset not in done), self.end)
@@ -199,6 +205,6 @@ class DeliveryLedger:
         return self.failures[event.offset]
 
     def failing(self) -> tuple[int, int]:
-        """The event at the cursor and how often it has failed."""
+        """Return the event at the cursor and how often it has failed."""
         cursor = self.cursor
         return cursor, self.failures.get(cursor, 0)

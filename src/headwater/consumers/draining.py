@@ -69,7 +69,7 @@ def _handle(
             else:
                 consumer.ack(event)
                 handled += 1
-        except Fenced:  # somebody else has it now
+        except Fenced:  # another process has it now
             continue
     return handled
 
@@ -79,7 +79,7 @@ def _ends(logs: Sequence[Log]) -> dict[int, int]:
 
 
 def _behind(leases: Leases, logs: Sequence[Log]) -> dict[int, int]:
-    """The partitions in which something waits, and their ends. One whose cursor cannot be read is among them."""
+    """Return the partitions in which something waits, and their ends. One whose cursor cannot be read is among them."""
     stored = leases.peek([log.partition for log in logs])
     ends = _ends(logs)
     return {number: end for number, end in ends.items() if number not in stored or stored[number].cursor < end}

@@ -52,21 +52,21 @@ class DynamoCoordinator:
                 self._create()
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
         return sorted(item["part"]["S"].removeprefix("name/") for item in self.query(topic.uuid, "name/"))
 
     def consumer(self, topic: TopicRecord, name: str) -> DynamoCursors:
-        """What is kept of one."""
+        """Return what is kept of one."""
         return DynamoCursors(self, topic.uuid, name, self._clock)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Release connections."""
         self._client.close()
 
     # For the cursors of one consumer
 
     def get(self, consumer: str, part: str) -> dict[str, Any] | None:
-        """An item as it is now; None if there is none."""
+        """Return an item as it is now; None if there is none."""
         with self._asking():
             key = {"consumer": {"S": consumer}, "part": {"S": part}}
             found = self._client.get_item(TableName=self._table, Key=key, ConsistentRead=True)
@@ -74,7 +74,7 @@ class DynamoCoordinator:
         return item
 
     def query(self, consumer: str, prefix: str = "") -> Iterator[dict[str, Any]]:
-        """The items whose parts begin so, in their order."""
+        """Yield the items whose parts begin so, in their order."""
         condition, values = "consumer = :c", {":c": {"S": consumer}}
         if prefix:
             condition, values = f"{condition} AND begins_with(part, :p)", values | {":p": {"S": prefix}}
@@ -104,7 +104,7 @@ class DynamoCoordinator:
             self._client.delete_item(TableName=self._table, Key={"consumer": {"S": consumer}, "part": {"S": part}})
 
     def _create(self) -> None:
-        with contextlib.suppress(self._client.exceptions.ResourceInUseException):  # somebody else does
+        with contextlib.suppress(self._client.exceptions.ResourceInUseException):  # another process does
             self._client.create_table(
                 TableName=self._table,
                 AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in ("consumer", "part")],
@@ -131,7 +131,7 @@ class DynamoCoordinator:
             if code in ("AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException"):
                 raise Denied(
                     f"DynamoDB table {self._table!r}: {error}",
-                    hint="the rights that are needed are in docs/BUCKET.md",
+                    hint="docs/BUCKET.md lists the permissions that are needed",
                 ) from error
             raise Unavailable(f"DynamoDB table {self._table!r}: {error}", code="store_unavailable") from error
         except BotoCoreError as error:
@@ -154,15 +154,15 @@ class DynamoCursors:
 
     @property
     def url(self) -> str:
-        """Where the items are."""
+        """Return where the items are."""
         return f"{self._table.url}#{self._consumer}"
 
     def partitions(self) -> set[int]:
-        """Those that have a record."""
+        """Return those that have a record."""
         return {int(item["part"]["S"].removeprefix("cursor/")) for item in self._table.query(self._consumer, "cursor/")}
 
     def read(self, partition: int) -> CursorVersion | None:
-        """The record; None if there is none."""
+        """Return the record; None if there is none."""
         item = self._table.get(self._consumer, f"cursor/{partition}")
         return None if item is None else CursorVersion(_record(item), item["nonce"]["S"])
 
@@ -194,7 +194,7 @@ class DynamoCursors:
         )
 
     def signs(self) -> dict[str, Sign]:
-        """The last sign of each member."""
+        """Return the last sign of each member."""
         return {
             item["part"]["S"].removeprefix("member/"): Sign(item["beat"]["N"], int(item["lease_ms"]["N"]))
             for item in self._table.query(self._consumer, "member/")
@@ -230,12 +230,12 @@ class DynamoCursors:
 
 
 def is_dynamodb(url: str) -> bool:
-    """Whether a coordinator's address is that of a table."""
+    """Return whether a coordinator's address is that of a table."""
     return url.startswith("dynamodb://")
 
 
 def _parse(url: str) -> tuple[str, dict[str, str]]:
-    """The table and the options of an address. Raises Invalid."""
+    """Return the table and the options of an address. Raises Invalid."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -245,10 +245,13 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     unknown = sorted(set(options) - set(OPTIONS))
     if parts.scheme != "dynamodb" or not parts.netloc or "@" in parts.netloc or parts.path.strip("/"):
         raise Invalid(
-            "a coordinator is named by dynamodb://table?region=…", hint="credentials come from the environment"
+            "the address of a coordinator must be dynamodb://table?region=…",
+            hint="credentials come from the environment",
         )
     if unknown or len(options) < len(given):
-        raise Invalid(f"a coordinator's address takes each of {', '.join(OPTIONS)} once, not {', '.join(unknown)}")
+        raise Invalid(
+            f"the address of a coordinator accepts each of {', '.join(OPTIONS)} once, not {', '.join(unknown)}"
+        )
     if options.get("endpoint"):
         is_plain(options["endpoint"], "coordinator", allow_http=options.get("allow_http") == "true")
     return parts.netloc, options
@@ -273,7 +276,7 @@ def _client(options: dict[str, str]) -> Any:
             "dynamodb", region_name=options.get("region"), endpoint_url=options.get("endpoint"), config=config
         )
     except (BotoCoreError, ValueError) as error:
-        raise Invalid(f"DynamoDB cannot be asked: {error}", hint="dynamodb://table?region=eu-central-1") from error
+        raise Invalid(f"DynamoDB cannot be used: {error}", hint="write dynamodb://table?region=eu-central-1") from error
 
 
 def _no_table(table: str) -> NotFound:
@@ -281,7 +284,7 @@ def _no_table(table: str) -> NotFound:
     keys = "AttributeName=consumer,KeyType=HASH AttributeName=part,KeyType=RANGE"
     return NotFound(
         f"there is no DynamoDB table {table!r}",
-        hint=f"make it: aws dynamodb create-table --table-name {table} --attribute-definitions {attributes} "
+        hint=f"create it: aws dynamodb create-table --table-name {table} --attribute-definitions {attributes} "
         f"--key-schema {keys} --billing-mode PAY_PER_REQUEST, or add create=true to its address",
         code="table_not_found",
         table=table,

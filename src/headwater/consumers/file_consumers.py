@@ -48,7 +48,10 @@ class FileConsumers:
         starts: Callable[[], list[int]],
         guest: Sequence[int] | None = None,
     ) -> FileLeases:
-        """The part of a new member. A consumer is made durably, with these starts, if it is new or its topic is."""
+        """Return the part of a new member.
+
+        A consumer is made durably, with these starts, if it is new or its topic is.
+        """
         return FileLeases(self._find_or_make(name, topic, starts), self._clock, lease_ms, self._limits.ack_ms, guest)
 
     def check(self, name: str, topic: TopicRecord) -> None:
@@ -66,7 +69,7 @@ class FileConsumers:
                 cursors.sync()
 
     def slowest(self, topic: TopicRecord, partition: int) -> int | None:
-        """The lowest cursor of all consumers of a topic in a partition; None if it has none."""
+        """Return the lowest cursor of all consumers of a topic in a partition; None if it has none."""
         cursors = []
         for name in self.names(topic):
             stored = read_slots(self._file(name, topic.name), self._disk)
@@ -75,7 +78,7 @@ class FileConsumers:
         return min(cursors, default=None)
 
     def names(self, topic: TopicRecord) -> list[str]:
-        """The names of all consumers of a topic, sorted."""
+        """Return the names of all consumers of a topic, sorted."""
         file = names.directory_of(topic.name)
         found = []
         for directory in self._directories():
@@ -88,7 +91,7 @@ class FileConsumers:
         return sorted(name for name in self._disk.names(self._path) if not name.startswith("."))
 
     def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
-        """All consumers of a topic, partition by partition; takes no lock. One that is damaged says so."""
+        """Return all consumers of a topic, partition by partition; takes no lock. One that is damaged says so."""
         found: list[ConsumerInfo] = []
         for directory in self._directories():
             try:
@@ -98,7 +101,7 @@ class FileConsumers:
         return sorted(found, key=lambda info: (info.name, info.partition))
 
     def _infos(self, directory: str, topic: TopicRecord, logs: Sequence[Log]) -> Iterator[ConsumerInfo]:
-        """One consumer, if it is one of this topic; raises Corrupt."""
+        """Yield one consumer, if it is one of this topic; raises Corrupt."""
         name, path = unquote(directory), self._path / directory / names.directory_of(topic.name)
         stored = read_slots(path, self._disk)
         if stored is None or stored[0].topic_uuid != UUID(topic.uuid).bytes:
@@ -116,7 +119,7 @@ class FileConsumers:
             yield ConsumerInfo(*place, owner, slot.fence, left_ms, slot.failures_at(slot.cursor))
 
     def seek(self, name: str, topic: TopicRecord, cursors: dict[int, int]) -> None:
-        """Move cursors, durably, under new fences: whoever holds a partition loses it, and it is free."""
+        """Move cursors, durably, under new fences: the process that holds a partition loses it, and it is free."""
         stored = self._find(name, topic)
         with stored.held():
             for number, cursor in cursors.items():
@@ -137,13 +140,13 @@ class FileConsumers:
         except OSError as error:
             raise Unavailable(
                 f"consumer {name!r} cannot be deleted: {error.strerror}: {path}",
-                hint="is the directory writable? What is no file must be moved away",
+                hint="is the directory writable? Move away what is not a file",
                 code="read_only",
                 path=str(path),
             ) from error
 
     def _find(self, name: str, topic: TopicRecord) -> Cursors:
-        """The stored cursors of a consumer; raises NotFound."""
+        """Return the stored cursors of a consumer; raises NotFound."""
         path, uuid = self._file(name, topic.name), UUID(topic.uuid).bytes
         try:
             return Cursors.open(
@@ -164,14 +167,14 @@ class FileConsumers:
                     return self._made(name, topic)  # another process was first
                 with contextlib.suppress(FileExistsError):
                     self._disk.mkdir(path.parent)
-                # Whoever made the directories may have died before they were durable.
+                # The process that made the directories may have died before they were durable.
                 self._disk.sync_directory(self._path)
                 self._disk.sync_directory(self._root)
                 wait_s = self._limits.lock_wait_s
                 return Cursors.create(path, uuid, starts(), self._disk, self._clock, wait_s, self._redo)
         except OSError as error:
             raise Unavailable(
-                f"consumer {name!r} cannot be made: {error.strerror}",
+                f"consumer {name!r} cannot be created: {error.strerror}",
                 hint="is the directory writable, and is there space?",
                 code="disk_full" if error.errno in FULL else "read_only",
             ) from error

@@ -115,16 +115,19 @@ class FileLeases:
             return expires_s, [_standing(slot) for slot in moved]
 
     def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
-        """Where the consumer is in some partitions, by a look without the lock; none for those unreadable just now."""
+        """Return where the consumer is in some partitions, by a look without the lock.
+
+        None for those unreadable just now.
+        """
         return {number: _standing(slot) for number, slot in self.cursors.peek(partitions).items()}
 
     def busy(self, partitions: Iterable[int]) -> set[int]:
-        """Those of which a change was seen since this member began."""
+        """Return those of which a change was seen since this member began."""
         slots = self.cursors.peek(partitions)
         return {number for number, slot in slots.items() if slot.counter != self._first.get(number, slot.counter)}
 
     def move(self, partition: int, fence: int, cursor: int) -> CursorMove:
-        """What a transaction stores to move a cursor."""
+        """Return what a transaction stores to move a cursor."""
         return CursorMove(self.cursors, partition, fence, self.id, cursor)
 
     def _take(self, number: int, slot: CursorSlot, now_ns: int) -> Claim:
@@ -148,7 +151,7 @@ class FileLeases:
         return slot.owner == self.id and slot.fence == fence
 
     def _next(self, each: Progress, slot: CursorSlot, **changes: object) -> CursorSlot:
-        """The slot with this progress. A transaction may have moved the cursor further: it never goes back."""
+        """Return the slot with this progress. A transaction may have moved the cursor further: it never goes back."""
         if each.cursor >= slot.cursor:
             changes = {"cursor": each.cursor, "failing": each.failing, "failures": each.failures, **changes}
         return self.cursors.next(each.partition, **{"reached": max(each.reached, slot.reached), **changes})

@@ -68,19 +68,19 @@ class Leases(Protocol):
 
     @property
     def id(self) -> bytes:
-        """What tells this member from all others: new for each, and never used again."""
+        """Return what tells this member from all others: new for each, and never used again."""
 
     @property
     def ack_s(self) -> float:
-        """How often acks are to be stored."""
+        """Return how often acks are to be stored."""
 
     @property
     def reach_s(self) -> float:
-        """How old what is stored of events handed out may be; 0: it is stored before each chunk."""
+        """Return how old what is stored of events handed out may be; 0: it is stored before each chunk."""
 
     @property
     def transactional(self) -> bool:
-        """Whether transactions can move its cursors."""
+        """Return whether transactions can move its cursors."""
 
     def tend(self, held: dict[int, int], *, claim: bool) -> Round:
         """Refresh the member and the leases of what it holds, by their fences; with `claim`, take up to its share.
@@ -104,7 +104,7 @@ class Leases(Protocol):
         """
 
     def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
-        """Where the consumer is in some partitions, whoever holds them; none for those unreadable just now."""
+        """Return where the consumer is in some partitions, whoever holds them; none for those unreadable just now."""
 
     def busy(self, partitions: Iterable[int]) -> set[int]:
         """Those of some partitions of which a change was seen since this member began: somebody lives who reads there.
@@ -113,7 +113,7 @@ class Leases(Protocol):
         """
 
     def move(self, partition: int, fence: int, cursor: int) -> CursorMove:
-        """What a transaction stores to move a cursor; raises Unsupported unless it is `transactional`."""
+        """Return what a transaction stores to move a cursor; raises Unsupported unless it is `transactional`."""
 
 
 def share_of(members: Sequence[bytes], me: bytes, partitions: int) -> int:

@@ -20,12 +20,13 @@ from headwater.consumers.member import ConsumerMember, not_held
 from headwater.directory.cursor_file import CursorMove
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, out_of_memory, within_memory
-from headwater.event import At, Event
+from headwater.event import Event
 from headwater.limits import Limits
 from headwater.log.follow import wait_for_more
 from headwater.log.log import Log
 from headwater.log.reading import check_id, resolve
 from headwater.match.selection import Selection
+from headwater.position import Position
 
 NEVER = 1 << 62  # an offset that no log reaches
 
@@ -414,7 +415,7 @@ class LogConsumer(Iterator[Event]):
 
     # Places
 
-    def seek(self, at: At, partition: int | None = None) -> dict[int, int]:
+    def seek(self, at: Position, partition: int | None = None) -> dict[int, int]:
         """Go on from another place, durably: an offset, a time, an id or an end, in one partition or all that it holds.
 
         Returns the new cursors. What was handed out before cannot be acked any more. Raises Fenced if not held.
@@ -670,7 +671,7 @@ class LogConsumer(Iterator[Event]):
             raise Closed(f"consumer {self.name!r} was closed")
 
 
-def place(log: Log, at: At, logs: int) -> int:
+def place(log: Log, at: Position, logs: int) -> int:
     """The offset of a place for a cursor, which is durable; the oldest one if it is gone. Invalid behind the end."""
     offset, state = resolve(log, at, logs), log.state()
     if offset > state.visible_offset:
@@ -682,6 +683,6 @@ def place(log: Log, at: At, logs: int) -> int:
     return max(offset, log.start())
 
 
-def places(logs: Sequence[Log], at: At) -> list[int]:
+def places(logs: Sequence[Log], at: Position) -> list[int]:
     """The same for all logs of a topic."""
     return [place(log, at, len(logs)) for log in logs]

@@ -44,7 +44,7 @@ class ConsumerMember:
         self.held: dict[int, DeliveryLedger] = {}
         self.until_s = 0.0  # until then, and no longer, nobody else can hold what this one holds
         self.dirty_s: float | None = None  # since when acks wait to be stored
-        self.trouble: HeadwaterError | None = None  # what the thread met, for whoever iterates
+        self.trouble: HeadwaterError | None = None  # what the thread met, for the caller that iterates
         self.closed = False
         self.period_s = min(TEND_S, limits.lease_ms / 3000)
         self._name = name
@@ -102,7 +102,7 @@ class ConsumerMember:
         return begun
 
     def _begin(self, claim: Claim, expires_s: float) -> tuple[LeaseState, float]:
-        """Where to begin in a partition that was taken, and until when it is held."""
+        """Return where to begin in a partition that was taken, and until when it is held."""
         standing = claim.standing
         if self._cursor_of is None:
             return standing, expires_s
@@ -124,7 +124,7 @@ class ConsumerMember:
             self.release(idle)
 
     def due(self) -> bool:
-        """Whether it is time to `tend`."""
+        """Return whether it is time to `tend`."""
         return self._clock.monotonic() >= self._tended_s + self.period_s
 
     def store(self, holdings: Iterable[DeliveryLedger], *, exact: bool = True, sync: bool = False) -> None:
@@ -156,7 +156,7 @@ class ConsumerMember:
         self.store(holdings, sync=True)
 
     def refused(self) -> Fenced | None:
-        """Why acks that were taken could not be stored, if there were any since the last question."""
+        """Return why acks that were taken could not be stored, if there were any since the last question."""
         with self.mutex:
             refused, self._refused = self._refused, None
         return refused
@@ -200,11 +200,11 @@ class ConsumerMember:
             self._wake.set()
 
     def look_up(self) -> None:
-        """Have whoever iterates look around before it hands out the next event."""
+        """Have the caller that iterates look around before it hands out the next event."""
         self.until_s = 0.0
 
     def looked(self) -> None:
-        """Whoever iterates has looked around."""
+        """The caller that iterates has looked around."""
         self._set_until(anew=True)
 
     # Ending
@@ -252,7 +252,7 @@ class ConsumerMember:
             self.until_s = min((holding.expires_s for holding in self.held.values()), default=0.0)
 
     def _progress(self, holding: DeliveryLedger, *, exact: bool = True) -> Progress:
-        """What to store of a partition; its log is made durable that far, before the cursor is stored."""
+        """Return what to store of a partition; its log is made durable that far, before the cursor is stored."""
         with self.mutex:
             cursor, failures = holding.failing()
             failing, reached = cursor, holding.handed
@@ -293,8 +293,8 @@ class ConsumerMember:
 def not_held(name: str, partition: int, offset: int) -> Fenced:
     """An event came too late to be acked."""
     return Fenced(
-        f"consumer {name!r} does not hold partition {partition} any more, or not from offset {offset}",
-        hint="the event comes again, here or to another member: do not ack it",
+        f"consumer {name!r} no longer holds partition {partition}, or not from offset {offset}",
+        hint="do not ack the event: it is delivered again, here or to another member",
         partition=partition,
         offset=offset,
     )

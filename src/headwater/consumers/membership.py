@@ -69,7 +69,7 @@ class Membership:
         self.changed = threading.Condition()  # protects what is below; never held while something is sent
         self.over = False
         self.error: HeadwaterError | None = None
-        self.refused: Fenced | None = None  # acks that came too late, for whoever flushes
+        self.refused: Fenced | None = None  # acks that came too late, for the caller that flushes
         self.received = 0
         self._transport = transport
         self._acks_path = ("consumer", name, topic, "acks")
@@ -95,7 +95,10 @@ class Membership:
     # Events
 
     def take(self, wait_s: float | None, stopped: Callable[[], bool]) -> Event | None:
-        """The next event; None if none came within so many seconds, it was stopped, or the membership is over."""
+        """Return the next event.
+
+        None if none came within so many seconds, it was stopped, or the membership is over.
+        """
         with self.changed:
             self.changed.wait_for(lambda: self._buffer or self.over or stopped(), wait_s)
             if stopped() or not self.waits:
@@ -104,7 +107,7 @@ class Membership:
         return self._pop()
 
     def _pop(self) -> Event | None:
-        """The next event. What was acked since it came, when it was lost and came again, is passed over."""
+        """Return the next event. What was acked since it came, when it was lost and came again, is passed over."""
         with self.changed:
             while self.waits:
                 number, event = self._buffer.popleft()
@@ -121,18 +124,18 @@ class Membership:
                 self.end()
 
     def holds(self, event: Event) -> bool:
-        """Whether it was handed out here, as far as is known."""
+        """Return whether it was handed out here, as far as is known."""
         with self.changed:
             low, high = self._range.get(event.partition, (0, -1))
             return not self.over and low <= event.offset <= high
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to hand out."""
+        """Return whether there is something to hand out."""
         return bool(self._buffer) and not self.over
 
     def first(self, partition: int) -> int | None:
-        """The lowest offset that is not acked of a partition; None if all are."""
+        """Return the lowest offset that is not acked of a partition; None if all are."""
         with self.changed:
             return min(self._waiting.get(partition, ()), default=None)
 
@@ -188,7 +191,7 @@ class Membership:
                     return state
 
     def fail(self, event: Event, error: str) -> bool:
-        """Say that handling an event failed; whether it was set aside. Sent once: twice would count twice.
+        """Say that handling an event failed; whether it was dead-lettered. Sent once: twice would count twice.
 
         If it was not, what came after it of its partition is handed out after it has come again.
         """
@@ -215,7 +218,7 @@ class Membership:
         return told.cursors
 
     def moved(self, events: Iterable[Event]) -> None:
-        """These were acked by a transaction, or set aside."""
+        """These were acked by a transaction, or dead-lettered."""
         with self.changed:
             for event in events:
                 self._waiting.get(event.partition, {}).pop(event.offset, None)
@@ -233,7 +236,7 @@ class Membership:
             self.end()
 
     def end(self, error: HeadwaterError | None = None) -> None:
-        """Let go of it, without a word to the server."""
+        """Release it, without a word to the server."""
         with self.changed:
             if not self.over:
                 self.over, self.error = True, error
@@ -294,7 +297,7 @@ class Membership:
                     del self._range[partition]
 
     def _take_acks(self) -> list[list[int]]:
-        """The next acks to be sent, as ranges of offsets that follow each other."""
+        """Return the next acks to be sent, as ranges of offsets that follow each other."""
         with self.changed:
             ranges: list[list[int]] = []
             for partition in list(self._acked):
@@ -327,11 +330,11 @@ class Membership:
                 for piece in pieces:
                     self._receive(lines.feed(piece))
         except BrokenConnectionError:
-            pass  # whoever wants more joins again
+            pass  # a caller that wants more joins again
         except HeadwaterError as told:
             error = None if told.code == GONE or isinstance(told, Unavailable) else told
         except msgspec.MsgspecError as told:
-            error = Unavailable(f"{self._transport.address} sent what is no event: {told}", code="bad_answer")
+            error = Unavailable(f"{self._transport.address} sent an invalid event: {told}", code="bad_answer")
         finally:
             self.end(error)
             self._stream.close()
@@ -381,16 +384,16 @@ class Membership:
                 self.settle()
             except Fenced:
                 return
-            except HeadwaterError:  # the server cannot be reached; whoever reads finds out, too
+            except HeadwaterError:  # the server cannot be reached; the caller that reads finds out, too
                 rested_s = time.monotonic() + self._lease_s / 6
 
 
 def too_late(name: str, partition: int | None = None, offset: int | None = None) -> Fenced:
-    """An ack came when the event was somebody else's."""
+    """An ack came when the event was another member's."""
     where = "" if partition is None else f" of partition {partition}, offset {offset},"
     return Fenced(
-        f"the ack{where} came too late: this member of consumer {name!r} does not hold it any more",
-        hint="the event comes again, here or to another member: do not ack it",
+        f"the ack{where} came too late: this member of consumer {name!r} no longer holds it",
+        hint="do not ack the event: it is delivered again, here or to another member",
         partition=partition,
         offset=offset,
     )

@@ -38,7 +38,7 @@ class Lines:
         self._blob = blob
 
     def feed(self, piece: bytes) -> list[Event]:
-        """The events that end with this piece. Raises what a line says that the server raised."""
+        """Return the events that end with this piece. Raises what a line says that the server raised."""
         whole, newline, rest = piece.rpartition(b"\n")
         if not newline:
             self._rest += piece
@@ -77,7 +77,10 @@ class ItemBlob:
         self._query = {"partition": partition, "from": offset, "end_after": offset, "max_items": 1}
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB. Raises NotFound if it was deleted, Unavailable if it is cut short."""
+        """Yield the data in pieces of at most 1 MiB.
+
+        Raises NotFound if it was deleted, Unavailable if it is cut short.
+        """
         with self._transport.stream(self._path, self._query, accept="application/octet-stream") as stream:
             skip, left = ITEM_HEAD_BYTES, self.size
             try:

@@ -18,9 +18,10 @@ import msgspec
 from headwater import position
 from headwater.consumers.membership import Membership, MembershipState, too_late
 from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable, within_memory
-from headwater.event import At, Event
+from headwater.event import Event
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
+from headwater.position import Position
 from headwater.remote.transport import Transport
 from headwater.requests import Consume
 
@@ -60,28 +61,31 @@ class RemoteConsumer(Iterator[Event]):
         self._failures: dict[tuple[int, int], int] = {}
         self._awaited: set[tuple[int, int]] = set()  # what failed and comes again
         self._refused: Fenced | None = None
-        self._acks = 0  # so far; tells whether somebody still works
+        self._acks = 0  # so far; tells whether the handler still works
         self._memberships = [self._join(None)]  # the one that there is, for the finalizer too
         self._finalizer = weakref.finalize(self, _let_go, self._memberships)
 
     @property
     def id(self) -> str:
-        """What tells this member from all others: the owner of its leases. Another one after it has joined again."""
+        """Return what tells this member from all others: the owner of its leases.
+
+        Another one after it has joined again.
+        """
         return self._member.owner
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions it holds."""
+        """Return the partitions it holds."""
         return sorted(self._state().held)
 
     @property
     def fences(self) -> dict[int, int]:
-        """The fence of each partition it holds. It grows with every owner: others can refuse older ones."""
+        """Return the fence of each partition it holds. It grows with every owner: others can refuse older ones."""
         return {number: held.fence for number, held in sorted(self._state().held.items())}
 
     @property
     def skipped(self) -> int:
-        """How many offsets retention took before they were handed out."""
+        """Return how many offsets retention took before they were handed out."""
         return self._skipped + self._state().skipped
 
     # Events
@@ -142,7 +146,7 @@ class RemoteConsumer(Iterator[Event]):
     def fail(self, event: Event, error: object = "") -> bool:
         """Say that handling an event failed. It comes again after a while, before anything else of its partition.
 
-        After `failures_max` times it is set aside into the topic `<topic>.dead` with the error, and acked: True.
+        After `failures_max` times it is moved to the topic `<topic>.dead` with the error, and acked: True.
         """
         if event.topic != self.topic:
             raise _of_another(event, self)
@@ -164,7 +168,7 @@ class RemoteConsumer(Iterator[Event]):
         return aside
 
     def failures(self, event: Event) -> int:
-        """How often handling an event has failed, as far as this member knows."""
+        """Return how often handling an event has failed, as far as this member knows."""
         return self._failures.get((event.partition, event.offset), 0)
 
     def flush(self) -> None:
@@ -184,11 +188,11 @@ class RemoteConsumer(Iterator[Event]):
     # For transactions
 
     def holds(self, event: Event) -> bool:
-        """Whether it handed out this event, and holds its partition still, as far as it knows."""
+        """Return whether it handed out this event, and holds its partition still, as far as it knows."""
         return event.topic == self.topic and not self._closed and self._member.holds(event)
 
     def sending(self, events: Iterable[Event]) -> Membership:
-        """The membership that these events came by, with all acks before them sent; raises Fenced."""
+        """Return the membership that these events came by, with all acks before them sent; raises Fenced."""
         member = self._verified()
         for event in events:
             if not member.holds(event):
@@ -198,7 +202,7 @@ class RemoteConsumer(Iterator[Event]):
 
     # Places
 
-    def seek(self, at: At, partition: int | None = None) -> dict[int, int]:
+    def seek(self, at: Position, partition: int | None = None) -> dict[int, int]:
         """Go on from another place, durably: an offset, a time, an id or an end, in one partition or all that it holds.
 
         Returns the new cursors. What was handed out before cannot be acked any more. Raises Fenced if not held.
@@ -207,7 +211,7 @@ class RemoteConsumer(Iterator[Event]):
         return self._joined().seek(position.format(at), partition)
 
     def lag(self) -> dict[int, int]:
-        """How many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
+        """Return how many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
         if not self._member.over:
             self._member.settle(flush=True)
         return {info.partition: info.lag for info in self._infos()}
@@ -261,7 +265,10 @@ class RemoteConsumer(Iterator[Event]):
         return Membership(self._transport, self.name, self.topic, query, self._ack_s, self.name)
 
     def _joined(self) -> Membership:
-        """The membership, anew if the last one is over. Raises what ended that, if it is for the user to know."""
+        """Return the membership, anew if the last one is over.
+
+        Raises what ended that, if it is for the user to know.
+        """
         member = self._member
         if member.over:
             error, member.error = member.error, None
@@ -297,7 +304,7 @@ class RemoteConsumer(Iterator[Event]):
         return self._stopped or self._closed
 
     def _more(self) -> Event | None:
-        """The next event; None at the end."""
+        """Return the next event; None at the end."""
         if os.getpid() != self._pid:
             return None
         wait_s = FULL_S if self._timeout is None else self._timeout
@@ -327,7 +334,7 @@ class RemoteConsumer(Iterator[Event]):
         return event
 
     def _looked(self, member: Membership) -> MembershipState | None:
-        """What the server has, after a look; None if the membership is over."""
+        """Return what the server has, after a look; None if the membership is over."""
         try:
             return member.settle(look=True)
         except Fenced:
@@ -367,7 +374,7 @@ class RemoteConsumer(Iterator[Event]):
                 member.changed.wait_for(lambda: member.waits or member.over or self._over(), GLANCE_S)  # noqa: B023
 
     def _drained(self, state: MembershipState, ends: dict[int, int]) -> bool:
-        """Whether everything up to these ends was handed out here, or acked elsewhere."""
+        """Return whether everything up to these ends was handed out here, or acked elsewhere."""
         others = {number for number, end in ends.items() if number not in state.held and end}
         if any(held.next < ends.get(number, 0) for number, held in state.held.items()):
             return False
@@ -380,7 +387,7 @@ class RemoteConsumer(Iterator[Event]):
         return [info for info in _decode_infos(found.body) if info.name == self.name]
 
     def _state(self) -> MembershipState:
-        """What it holds now."""
+        """Return what it holds now."""
         state = None if self._closed or self._member.over else self._looked(self._member)
         return state or MembershipState(0, False, False, 0, {})
 
@@ -390,13 +397,15 @@ class RemoteConsumer(Iterator[Event]):
 
 
 def _of_another(event: Event, consumer: RemoteConsumer) -> Invalid:
-    return Invalid(f"the event is of topic {event.topic!r}, and consumer {consumer.name!r} reads {consumer.topic!r}")
+    return Invalid(
+        f"the event belongs to topic {event.topic!r}, but consumer {consumer.name!r} reads {consumer.topic!r}"
+    )
 
 
 def _full() -> Unavailable:
     return Unavailable(
-        "so many events were handed out and not acked that the server sends no more",
-        hint="ack what was handled; the server's member_events_max and member_bytes_max bound it",
+        "the server sends no more events, as too many are not acked yet",
+        hint="ack handled events; the limits are member_events_max and member_bytes_max of the server",
         code="too_many_unacked",
     )
 

@@ -45,6 +45,6 @@ def _handled(consumer: RemoteConsumer, handler: Callable[[Event], object], event
             consumer.fail(event, failed)
         else:
             consumer.ack(event)
-    except Fenced:  # somebody else has it now
+    except Fenced:  # another process has it now
         return False
     return failed is None

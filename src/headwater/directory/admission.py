@@ -1,6 +1,6 @@
 """Whether an append may go in: the version that it expects of its key, and who its producer is.
 
-For whoever holds the log's lock, so that nothing comes between the look and the append.
+For the process that holds the log's lock, so that nothing comes between the look and the append.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Admission:
 
     @property
     def watching(self) -> bool:
-        """Whether it wants to be told of all that is committed."""
+        """Return whether it wants to be told of all that is committed."""
         return bool(self._versions)
 
     def sift(self, group: list[Rows], slot: TailSlot) -> tuple[list[Rows], list[Rows]]:
-        """Those that may be committed now, and, behind them, those that depend on them.
+        """Return those that may be committed now, and, behind them, those that depend on them.
 
         The others were answered already, or are refused: their `error` says why.
         """
@@ -52,7 +52,10 @@ class Admission:
         return admitted, []
 
     def answered(self, rows: Rows, slot: TailSlot) -> bool:
-        """Whether the rows are a retry, which then has its answer. Raises Conflict or Fenced if they may not go in."""
+        """Return whether the rows are a retry, which then has its answer.
+
+        Raises Conflict or Fenced if they may not go in.
+        """
         if self.recalled(rows, slot):
             return True
         if rows.expected is not None:
@@ -63,7 +66,10 @@ class Admission:
         return False
 
     def recalled(self, rows: Rows, slot: TailSlot) -> bool:
-        """Whether the rows are a retry, whatever version they expect. Raises Conflict or Fenced for an old request."""
+        """Return whether the rows are a retry, whatever version they expect.
+
+        Raises Conflict or Fenced for an old request.
+        """
         answer = self.producers.answer(rows.producer, slot) if rows.producer is not None else None
         if answer is not None:
             _answer(rows, answer)
@@ -100,9 +106,9 @@ class Admission:
 
     def _conflict(self, rows: Rows, actual: int | None) -> Conflict:
         wanted = "no event" if rows.expected == NO_VERSION else f"version {rows.expected}"
-        found = "has none" if actual is None else f"is at version {actual}"
+        found = "has no events" if actual is None else f"is at version {actual}"
         return Conflict(
-            f"{self._place}: key {rows.key!r} {found}, and {wanted} was expected",
+            f"{self._place}: key {rows.key!r} {found}; expected {wanted}",
             hint="read the key's events again, then decide",
             code="version_conflict",
             version=actual,
@@ -114,9 +120,9 @@ def _answer(rows: Rows, answer: ProducerAnswer) -> None:
     if answer.count != rows.count:
         assert rows.producer is not None
         raise Conflict(
-            f"seq {answer.seq} of producer {rows.producer.id!r} was a request of {answer.count} events, "
-            f"and this one has {rows.count}",
-            hint="give each request a seq of its own",
+            f"seq {answer.seq} of producer {rows.producer.id!r} was used for a request of {answer.count} events, "
+            f"but this request has {rows.count}",
+            hint="use a new seq for each request",
             code="seq_reused",
         )
     rows.offset, rows.ticks, rows.answered = answer.offset, answer.ticks, True

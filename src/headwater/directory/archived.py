@@ -18,7 +18,7 @@ class ArchivedSegments(Protocol):
 
     @property
     def key_indexes(self) -> KeyIndexes:
-        """The key indexes of the segments that were fetched."""
+        """Return the key indexes of the segments that were fetched."""
 
     def known(self) -> LocalManifest | None:
         """Return what is archived, as far as the directory knows; None if nothing is."""

@@ -74,7 +74,7 @@ class BlobSpool:
         self._pending.clear()
 
     def close(self) -> None:
-        """Let go of the file, and remove it if it is still in the spool."""
+        """Release the file, and remove it if it is still in the spool."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self.path)
         self._disk.release(self._fd)
@@ -105,7 +105,7 @@ class StoredBlob:
         self._reference = reference
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
+        """Yield the data in pieces of at most 1 MiB, each verified before it is handed out; raises Corrupt.
 
         Raises NotFound if retention has deleted it, and it is not in the archive.
         """

@@ -41,7 +41,10 @@ class Boundaries:
         self._runs: list[Boundary] | None = None  # found at the first damage: later ones lie behind it
 
     def behind(self, position: int, offset: int) -> Boundary | None:
-        """Where the next batch begins behind a damaged one, which begins there; None if that cannot be proven."""
+        """Return where the next batch begins behind a damaged one, which begins there.
+
+        None if that cannot be proven.
+        """
         with contextlib.suppress(HeadwaterError):
             batch = self._window.batch(position)  # its header is sound
             if batch.base_offset == offset:
@@ -56,7 +59,7 @@ class Boundaries:
         return min(found, default=None)
 
     def _runs_behind(self, damaged: Boundary) -> list[Boundary]:
-        """Where each run of sound batches begins, walking back from the end to the damage."""
+        """Return where each run of sound batches begins, walking back from the end to the damage."""
         runs: list[Boundary] = []
         position, offset, running = self._stop, self._end_offset, False
         most = offset  # where a run may end at most: damage behind it has one event at least
@@ -91,12 +94,12 @@ class Boundaries:
         return batch if batch.size == size else None
 
     def _begins(self, position: int, size: int) -> bool:
-        """Whether a damaged batch of this size begins here, by what is left of its header."""
+        """Return whether a damaged batch of this size begins here, by what is left of its header."""
         at = position - self._window.start
         return self._window.buffer[at : at + len(MAGIC)] == MAGIC or peek(self._window.buffer, at)[0] == size
 
     def _indexed(self, damaged: Boundary) -> list[Boundary]:
-        """The next sound batch behind the damage by the index; none if it does not tell of the damaged one."""
+        """Return the next sound batch behind the damage by the index; none if it does not tell of the damaged one."""
         index = self._segment.index()
         if index is None:
             return []
@@ -115,6 +118,6 @@ class Boundaries:
 
 
 def _has_room(damaged: Boundary, batch: Batch) -> bool:
-    """Whether the bytes between the damage and a batch can hold the offsets between them, one at least."""
+    """Return whether the bytes between the damage and a batch can hold the offsets between them, one at least."""
     most = (batch.position - damaged.position) // BATCH_BYTES_MIN * COUNT_MAX
     return damaged.offset < batch.base_offset <= damaged.offset + most

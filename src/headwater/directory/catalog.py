@@ -49,7 +49,7 @@ class DirectoryCatalog:
         self.guard: Callable[[], None] | None = None  # raises if no topic may be made: in a replica
 
     def exists(self) -> bool:
-        """Whether the directory is a log."""
+        """Return whether the directory is a log."""
         return self._disk.inode(self.path / SETTINGS_FILE) is not None
 
     def init(self) -> bool:
@@ -71,11 +71,11 @@ class DirectoryCatalog:
                 self._disk.sync_directory(self.path.parent)
             return self._settle(LogSettings(uuid=str(self._random_uuid())))
         except FileNotFoundError as error:
-            raise NotFound(f"{self.path.parent} is not there", hint="make that directory first") from error
+            raise NotFound(f"{self.path.parent} does not exist", hint="create that directory first") from error
         except NotADirectoryError as error:
             raise Invalid(f"{self.path} is not a directory", code="not_a_log") from error
         except OSError as error:
-            raise Unavailable(f"{self.path} cannot be made a log: {error.strerror}", code="read_only") from error
+            raise Unavailable(f"no log can be created in {self.path}: {error.strerror}", code="read_only") from error
 
     def refuse_strangers(self) -> None:
         """Raise Invalid for a directory that is no log and holds other things; one that is not there holds none."""
@@ -83,8 +83,8 @@ class DirectoryCatalog:
         strangers = [name for name in self._disk.names(self.path) if name not in ours and not name.endswith(".tmp")]
         if strangers and SETTINGS_FILE not in strangers:
             raise Invalid(
-                f"{self.path} is not a log, and holds {min(strangers)!r}",
-                hint="name a new or an empty directory",
+                f"{self.path} is not a log: it contains {min(strangers)!r}",
+                hint="use a new or empty directory",
                 code="not_a_log",
             )
 
@@ -94,10 +94,10 @@ class DirectoryCatalog:
             store = settings.decode(self._disk.read_file(self.path / SETTINGS_FILE), LogSettings)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFound(
-                f"{self.path} is not a log", hint=f"make one: headwater init {self.path}", code="not_a_log"
+                f"{self.path} is not a log", hint=f"create one: headwater init {self.path}", code="not_a_log"
             ) from error
         except PermissionError as error:
-            raise Unavailable(f"{self.path} may not be read by this user", code="forbidden") from error
+            raise Unavailable(f"this user has no permission to read {self.path}", code="forbidden") from error
         except HeadwaterError as error:
             raise _at(error, self.path / SETTINGS_FILE) from None
         if self._disk.inode(self._topics) is None:  # it was made before the settings
@@ -141,7 +141,7 @@ class DirectoryCatalog:
                 self._disk.rename(hidden, self._topics / directory)
                 self._disk.sync_directory(self._topics)
         except OSError as error:
-            raise _not_writable(f"topic {name!r} cannot be made", error) from error
+            raise _not_writable(f"topic {name!r} cannot be created", error) from error
         return True
 
     def change(self, name: str, changes: Retention) -> TopicRecord:
@@ -157,7 +157,7 @@ class DirectoryCatalog:
                 topic = msgspec.structs.replace(topic, settings=changed(topic.settings))
                 check_topic(name, topic.partitions, topic.settings, self._limits)
                 for left in self._disk.names(directory):
-                    if left.endswith(".tmp"):  # of whoever died at this: the lock is ours
+                    if left.endswith(".tmp"):  # of the process that died at this: the lock is ours
                         self._disk.unlink(directory / left)
                 self._disk.replace(directory / TOPIC_FILE, settings.encode(topic))
         except OSError as error:
@@ -166,28 +166,34 @@ class DirectoryCatalog:
         return topic
 
     def find(self, name: str) -> TopicRecord:
-        """The topic; raises NotFound."""
+        """Return the topic; raises NotFound."""
         path = self._topics / names.directory_of(checked_name(name, self._limits)) / TOPIC_FILE
         try:
             topic = settings.decode(self._disk.read_file(path), TopicRecord)
         except (FileNotFoundError, NotADirectoryError) as error:
             if self._lacks_settings(path.parent):
-                raise _missing(path, f"the logs of topic {name!r} are there") from error
+                raise _missing(path, f"the logs of topic {name!r} exist") from error
             raise not_found(name, self.path) from error
         except HeadwaterError as error:
             raise _at(error, path) from None
         if topic.name != name:
-            raise Corrupt(f"{path} is of topic {topic.name!r}, not {name!r}", path=str(path), position=0, size=0)
+            raise Corrupt(f"{path} belongs to topic {topic.name!r}, not {name!r}", path=str(path), position=0, size=0)
         return topic
 
     def list(self) -> list[str]:
-        """The names of all topics, sorted. Of those whose settings are damaged too: whoever opens one is told."""
+        """Return the names of all topics, sorted.
+
+        Of those whose settings are damaged too: opening one raises the error.
+        """
         topics, broken = self.survey()
         damaged = (names.topic_of(Path(error.path).parent.name) for error in broken)
         return sorted({*(topic.name for topic in topics), *(name for name in damaged if name is not None)})
 
     def survey(self, name: str | None = None) -> tuple[builtins.list[TopicRecord], builtins.list[HeadwaterError]]:
-        """All topics, or the named one, sorted; and what is wrong with the settings of others. Raises NotFound."""
+        """Return all topics, or the named one, sorted.
+
+        And what is wrong with the settings of others. Raises NotFound.
+        """
         directories = [names.directory_of(name)] if name is not None else sorted(self._disk.names(self._topics))
         topics: builtins.list[TopicRecord] = []
         broken: builtins.list[HeadwaterError] = []
@@ -199,17 +205,17 @@ class DirectoryCatalog:
                 topics.append(settings.decode(self._disk.read_file(path), TopicRecord))
             except FileNotFoundError:
                 if self._lacks_settings(path.parent):
-                    broken.append(_missing(path, "the logs of the topic are there"))
+                    broken.append(_missing(path, "the logs of the topic exist"))
                 elif name is not None:
                     self.find(name)  # raises
             except NotADirectoryError:
-                pass  # a file that somebody put there
+                pass  # a file that does not belong here
             except HeadwaterError as error:
                 broken.append(_at(error, path))
         return sorted(topics, key=lambda topic: topic.name), broken
 
     def place(self, topic: TopicRecord, partition: int) -> LogDirectory:
-        """Where a partition's log is."""
+        """Return where a partition's log is."""
         return self._place(topic, partition, self._topics / names.directory_of(topic.name))
 
     def remove(self, topic: TopicRecord) -> None:
@@ -244,7 +250,7 @@ class DirectoryCatalog:
         )
 
     def _is_topic(self, directory: Path) -> bool:
-        """Whether a directory is one of a topic, though its settings may be missing."""
+        """Return whether a directory is one of a topic, though its settings may be missing."""
         there = self._disk.inode(directory / TOPIC_FILE) is not None
         return there or any(name.isdecimal() for name, is_directory in self._disk.entries(directory) if is_directory)
 

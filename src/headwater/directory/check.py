@@ -52,7 +52,7 @@ class Walk(msgspec.Struct):
 
 
 def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
     slot, findings = check_tail(place)
     yield from findings
     bases, gaps = holes.survey(place)
@@ -93,7 +93,7 @@ def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) 
 def _check_segment(
     place: LogDirectory, segment: SegmentFile, walked: Walk, stop: int, previous_ticks: int | None, *, sealed: bool
 ) -> Iterator[Finding]:
-    """What is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
+    """Yield what is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
     path = place.segment(segment.base)
     if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
         yield _finding(place, path, 40, 8, "ticks do not grow from one segment to the next")
@@ -102,36 +102,39 @@ def _check_segment(
     yield from lost_findings(place, path, walked)
     if not sealed and segment.data_end(stop) > stop:
         torn = segment.data_end(stop) - stop
-        yield _finding(place, path, stop, torn, "a torn tail, cut at the next append", False)
+        yield _finding(place, path, stop, torn, "a torn tail; the next append removes it", False)
     yield from check_index(place, segment, sealed=sealed, sound=not walked.holes)
     yield from _orphans(place, segment.base, segment, stop)
 
 
 def lost_findings(place: LogDirectory, path: Path | str, walked: Walk) -> Iterator[Finding]:
-    """What a repair has given up in a segment: worth knowing, and no damage any more."""
+    """Yield what a repair has given up in a segment: worth knowing, and no damage any more."""
     for lo, hi in merged(walked.lost):
-        problem = f"offsets {lo} to {hi - 1} are lost: they were damaged, and repair cut them"
+        problem = f"offsets {lo} to {hi - 1} are lost: they were damaged, and repair removed them"
         yield _finding(place, path, 0, 0, problem, damage=False)
 
 
 def check_tail(place: LogDirectory) -> tuple[TailSlot | None, list[Finding]]:
-    """The state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
+    """Return the state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
     stored = b""
     for _ in range(100):  # a slot that is being written looks damaged for a moment
         try:
             stored = place.disk.read_file(place.tail)
         except FileNotFoundError:
-            return None, [_finding(place, place.tail, 0, 0, "there is no tail; it will be made again", False)]
+            return None, [_finding(place, place.tail, 0, 0, "the tail is missing; it will be rebuilt", False)]
         except Corrupt as error:
-            return None, [_finding(place, place.tail, 0, 0, f"{_reason(error)}; repair makes it again")]
+            return None, [_finding(place, place.tail, 0, 0, f"{_reason(error)}; repair rebuilds it")]
         if tail_format.sound(stored):
             slot = tail_format.newest(stored)
             return (slot if slot is not None and slot.boot_id == place.clock.boot_id() else None), []
-    return None, [_finding(place, place.tail, 0, len(stored), "the tail is damaged; repair makes it again")]
+    return None, [_finding(place, place.tail, 0, len(stored), "the tail is damaged; repair rebuilds it")]
 
 
 def readable_end(segment: SegmentFile, slot: TailSlot | None, *, last: bool) -> int:
-    """Where the batches of a segment end, as far as that is known. Behind those of the last, space may be reserved."""
+    """Return where the batches of a segment end, as far as that is known.
+
+    Behind those of the last, space may be reserved.
+    """
     if slot is not None and segment.base == slot.segment and not segment.header.packed:
         return min(slot.visible_position, segment.size())
     return segment.data_end(HEADER_BYTES) if last else segment.size()
@@ -179,7 +182,7 @@ def walk(segment: SegmentFile, stop: int, end_offset: int | None, counts: Counts
 
 
 def _verified(window: SegmentWindow, position: int, found: Walk, place: LogDirectory) -> Batch:
-    """The batch at a position, with every column, blob and invariant checked."""
+    """Return the batch at a position, with every column, blob and invariant checked."""
     batch = next(window.batches(position, found.end_offset))
     batch.validate()
     if batch.base_ticks <= found.last_ticks:
@@ -196,28 +199,28 @@ def _visible(slot: TailSlot | None, segment: SegmentFile) -> int | None:
 
 
 def check_index(place: LogDirectory, segment: SegmentFile, *, sealed: bool, sound: bool) -> Iterator[Finding]:
-    """What is wrong with the index of a segment, which should have one if it is `sealed`."""
+    """Yield what is wrong with the index of a segment, which should have one if it is `sealed`."""
     path = place.index(segment.base)
     try:
         index = Index.decode(place.disk.read_file(path))
     except FileNotFoundError:
         if sealed:
-            yield _finding(place, path, 0, 0, "there is no index; sealing makes it again", False)
+            yield _finding(place, path, 0, 0, "the index is missing; sealing rebuilds it", False)
         return
     except Corrupt as error:
-        yield _finding(place, path, error.position, error.size, f"{_reason(error)}; repair makes it again")
+        yield _finding(place, path, error.position, error.size, f"{_reason(error)}; repair rebuilds it")
         return
     if index.file_id != segment.header.file_id:
-        yield _finding(place, path, 0, 0, "the index is of another file, and is not used", False)
+        yield _finding(place, path, 0, 0, "the index belongs to another file and is not used", False)
         return
     if index.keys is None:
-        yield _finding(place, path, 0, 0, "the index is of an earlier version, without keys; reindex adds them", False)
+        yield _finding(place, path, 0, 0, "an earlier version wrote the index, without keys; reindex adds them", False)
     if sound:
         built = build_index(segment)
         if index.keys is None:
             built = msgspec.structs.replace(built, keys=None)
         if index.encode() != built.encode():
-            yield _finding(place, path, 0, 0, "the index does not tell what the segment holds; repair makes it again")
+            yield _finding(place, path, 0, 0, "the index does not match the segment; repair rebuilds it")
 
 
 def _orphans(place: LogDirectory, base: int, segment: SegmentFile, stop: int) -> Iterator[Finding]:
@@ -230,12 +233,12 @@ def _orphans(place: LogDirectory, base: int, segment: SegmentFile, stop: int) ->
                 offset = offset_of(name, "blob")
                 if offset is not None and offset not in named:
                     yield _finding(
-                        place, place.blobs(base) / name, 0, 0, "no event names this blob; sealing removes it", False
+                        place, place.blobs(base) / name, 0, 0, "no event refers to this blob; sealing removes it", False
                     )
 
 
 def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[Finding]:
-    """The snapshot of producers that the active segment's header tells of, and those that are of no use."""
+    """Yield the snapshot of producers that the active segment's header tells of, and those that are of no use."""
     path = place.producers(active)
     found: list[Finding] = []
     try:
@@ -247,12 +250,18 @@ def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[
             return  # the damage of the header was found already; or it was removed meanwhile
         told = True
         found.append(
-            _finding(place, path, error.position, error.size, f"{_reason(error)}; repair has producers forgotten")
+            _finding(
+                place,
+                path,
+                error.position,
+                error.size,
+                f"{_reason(error)}; repair replaces it, and producers are forgotten",
+            )
         )
     for name in sorted(place.disk.names(place.path)):
         base = offset_of(name, "producers")
         if base is not None and base >= oldest and (base != active or not told):
-            problem = "a snapshot of producers that is not used; recovery removes it"
+            problem = "an unused snapshot of producers; recovery removes it"
             found.append(_finding(place, place.path / name, 0, 0, problem, False))
     if place.segments()[-1:] == [active]:  # else a roll came in between, which makes a new one and removes this one
         yield from found
@@ -262,13 +271,15 @@ def _check_note(place: LogDirectory) -> Iterator[Finding]:
     try:
         local_manifest.read(place)
     except HeadwaterError:
-        yield _finding(place, place.archived, 0, 0, "what is known of the archive is damaged; archiving makes it again")
+        yield _finding(
+            place, place.archived, 0, 0, "the local copy of the archive's manifest is damaged; archiving rebuilds it"
+        )
 
 
 def _kept(place: LogDirectory) -> Iterator[Finding]:
     for name in sorted(place.disk.names(place.path)):
         if ".cut-" in name:
-            yield _finding(place, place.path / name, 0, 0, "bytes that were cut from the log, and kept", False)
+            yield _finding(place, place.path / name, 0, 0, "bytes that were removed from the log and kept", False)
 
 
 def _left(place: LogDirectory, bases: list[int]) -> Iterator[Finding]:
@@ -276,12 +287,12 @@ def _left(place: LogDirectory, bases: list[int]) -> Iterator[Finding]:
         for name in names:
             if ".cut-" not in name:
                 yield _finding(
-                    place, place.path / name, 0, 0, "left of a deleted segment; the next roll removes it", False
+                    place, place.path / name, 0, 0, "left over from a deleted segment; the next roll removes it", False
                 )
 
 
 def _reason(error: HeadwaterError) -> str:
-    """What is wrong, without the place, which a finding names itself."""
+    """Return what is wrong, without the place, which a finding names itself."""
     return str(error.facts.get("reason") or error.message)
 
 

@@ -49,13 +49,16 @@ def reindex(places: list[LogDirectory], progress: Progress | None) -> int:
 def _left_behind(journal: Journal) -> Iterator[Finding]:
     """Journals of processes that are gone, which opening the directory could not finish."""
     for path, count in journal.abandoned():
-        what = f"{count} committed, kept until all their logs are well" if count else "none committed"
-        problem = f"transactions of a process that is gone: {what}"
+        what = f"{count} committed, kept until all their logs are intact" if count else "none committed"
+        problem = f"transactions of a process that died: {what}"
         yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
 
 
 def repair(catalogue: DirectoryCatalog, name: str | None, mend: Callable[[LogDirectory], list[Action]]) -> list[Action]:
-    """What is done to one topic, or all, by `mend`; and what no repair can do, which stays to be done by a person."""
+    """Return what is done to one topic, or all, by `mend`.
+
+    And what no repair can do, which stays to be done by a person.
+    """
     topics, broken = catalogue.survey(name)
     what = "restore this file from a backup"
     actions = [Action(finding.topic, -1, finding.path, what, manual=True) for finding in map(_of_settings, broken)]

@@ -17,7 +17,7 @@ from headwater.log.packing import part
 
 
 def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
-    """The batches in bytes of whole ones, from an offset on: of one that holds events before it, the rest is made anew.
+    """The batches in bytes of whole ones, from an offset on: of one that holds events before it, the rest is rebuilt.
 
     Their headers are verified, the rest is for `check`. Raises Corrupt for what is no batch.
     """
@@ -32,7 +32,7 @@ def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
 
 
 def rest(batch: Batch, offset: int, *, zstd: bool) -> Batch:
-    """The events of a batch from an offset on, verified, as a batch of their own. It has no producer's stamp."""
+    """Return the events of a batch from an offset on, verified, as a batch of their own. It has no producer's stamp."""
     batch.validate()
     lo = offset - batch.base_offset
     ticks = batch.ticks()
@@ -50,7 +50,7 @@ def check(batches: Sequence[Batch]) -> None:
         batch.validate()
         if before is not None and (batch.base_offset != before.end_offset or batch.base_ticks <= before.last_ticks):
             raise corrupt(
-                f"a batch at offset {batch.base_offset} does not follow on offset {before.end_offset - 1}",
+                f"a batch at offset {batch.base_offset} does not follow offset {before.end_offset - 1}",
                 batch.path,
                 batch.position,
                 batch.size,
@@ -65,16 +65,19 @@ def check_follows(place: LogDirectory, slot: TailSlot, batches: Sequence[Batch])
     first = batches[0]
     if first.base_offset != slot.visible_offset:
         raise Conflict(
-            f"{place} ends at offset {slot.visible_offset}, and a batch begins at {first.base_offset}",
+            f"{place} ends at offset {slot.visible_offset}, but the next batch begins at {first.base_offset}",
             code="not_next",
             end=slot.visible_offset,
         )
     if first.base_ticks <= slot.last_ticks:
-        raise Corrupt(f"{place}: the event at offset {first.base_offset} is not later than the one before")
+        raise Corrupt(f"{place}: the event at offset {first.base_offset} is not later than the one before it")
 
 
 def runs(batches: Sequence[Batch], position: int, segment_bytes: int) -> Iterator[list[Batch]]:
-    """What goes to the active segment, of which `position` bytes are used, maybe nothing; then to each new one."""
+    """Yield what goes to the active segment, of which `position` bytes are used, maybe nothing.
+
+    Then to each new one.
+    """
     run: list[Batch] = []
     for batch in batches:
         if position > HEADER_BYTES and position + batch.size > segment_bytes:
@@ -86,7 +89,10 @@ def runs(batches: Sequence[Batch], position: int, segment_bytes: int) -> Iterato
 
 
 def joined(run: Sequence[Batch]) -> tuple[bytes, int]:
-    """The bytes of batches, and of those up to the end of the last that has a producer's stamp; 0 if none has."""
+    """Return the bytes of batches, and of those up to the end of the last that has a producer's stamp.
+
+    0 if none has.
+    """
     size = stamped = 0
     for batch in run:
         size += batch.size

@@ -1,8 +1,8 @@
 """The stored cursors of one consumer of one topic: read and changed under a file lock (docs/FORMAT.md, "Consumer").
 
-`held()` takes the lock, finishes what somebody who died left unfinished, and lets go in the end; everything but
+`held()` takes the lock, finishes what a process that died left unfinished, and lets go in the end; everything but
 `peek` is called inside it. The order of locks is: logs, then files of cursors, sorted by path; so no log may be locked
-while one of these is held. Each `held()` opens the file anew: a forked child has nothing to inherit. Safe from any
+while one of these is held. Each `held()` opens the file again: a forked child has nothing to inherit. Safe from any
 thread: a second one waits.
 """
 
@@ -74,7 +74,7 @@ class Cursors:
         lock_wait_s: float,
         redo: Redo = redo_nothing,
     ) -> Cursors:
-        """The stored cursors; NotFound if there are none for this topic, Corrupt if the header is damaged."""
+        """Return the stored cursors; NotFound if there are none for this topic, Corrupt if the header is damaged."""
         cursors = cls(path, topic_uuid, partitions, disk, clock, lock_wait_s, redo)
         header = read_header(path, disk)
         if header is None or header.topic_uuid != topic_uuid:
@@ -125,23 +125,26 @@ class Cursors:
     # With the lock held
 
     def slot(self, partition: int) -> CursorSlot:
-        """The newest slot of a partition."""
+        """Return the newest slot of a partition."""
         return self._newest(partition, self._read(format.PAIR_BYTES, format.slot_at(partition, 0)))
 
     def slots(self) -> list[CursorSlot]:
-        """The newest slot of each partition."""
+        """Return the newest slot of each partition."""
         size = format.PAIR_BYTES
         stored = self._read(size * self.partitions, format.SLOTS_AT)
         return [self._newest(number, stored[size * number : size * (number + 1)]) for number in range(self.partitions)]
 
     def next(self, partition: int, **changes: Any) -> CursorSlot:
-        """The slot to `put` next: the newest one with changes. It takes the place of one that is not synced."""
+        """Return the slot to `put` next: the newest one with changes. It takes the place of one that is not synced."""
         slot = self.slot(partition)
         step = 2 if partition in self._unsynced else 1
         return structs.replace(slot, counter=slot.counter + step, **changes)
 
     def owned(self, partition: int, owner: bytes, fence: int) -> CursorSlot:
-        """The newest slot; Fenced unless it has this owner and fence. A lease that expired unnoticed is still held."""
+        """Return the newest slot.
+
+        Fenced unless it has this owner and fence. A lease that expired unnoticed is still held.
+        """
         slot = self.slot(partition)
         if slot.owner != owner or slot.fence != fence:
             raise fenced(self, partition, fence, slot.fence)
@@ -150,7 +153,7 @@ class Cursors:
     def put(self, partition: int, slot: CursorSlot, *, journaled: bool = False) -> None:
         """Write a slot that `next` made. Others see it at once; `sync` makes it durable.
 
-        One that a journal has must not be written over by the next: a kill in the midst of that would undo it.
+        One that a journal has must not be written over by the next: a kill in the middle of that would undo it.
         """
         if not self._words.unsynced:
             self._write_words(unsynced=self._mark)
@@ -184,7 +187,7 @@ class Cursors:
 
     @property
     def busy(self) -> bool:
-        """Whether a transaction that moves these cursors is under way."""
+        """Return whether a transaction that moves these cursors is under way."""
         return self._words.busy != 0
 
     def set_busy(self, busy: bool) -> None:
@@ -192,7 +195,7 @@ class Cursors:
         self._write_words(busy=int(busy))
 
     def members(self, now_ns: int) -> list[MemberRecord | None]:
-        """The table of members; None where a record is free or expired."""
+        """Return the table of members; None where a record is free or expired."""
         stored = self._read(format.MEMBERS_BYTES, format.MEMBERS_AT)
         found = format.decode_members(stored)
         return [member if member is not None and now_ns < member.expiry_ns else None for member in found]
@@ -204,8 +207,8 @@ class Cursors:
         number = there[0] if there else table.index(None) if None in table else -1
         if number < 0:
             raise Unavailable(
-                f"{self.path} has {CONSUMER_MEMBERS_MAX} members",
-                hint="partitions are shared by count: fewer members read as fast",
+                f"{self.path} has the maximum of {CONSUMER_MEMBERS_MAX} members",
+                hint="use fewer members: each partition is read by one member at a time",
                 code="too_many_members",
             )
         self._write(member.encode(), format.MEMBERS_AT + format.MEMBER_BYTES * number)
@@ -222,7 +225,10 @@ class Cursors:
     # Without the lock
 
     def peek(self, partitions: Iterable[int]) -> dict[int, CursorSlot]:
-        """The newest slots of some partitions as they look without the lock; none for those unreadable just now."""
+        """Return the newest slots of some partitions as they look without the lock.
+
+        None for those unreadable just now.
+        """
         try:
             fd = self.disk.open_read(self.path)
         except OSError:
@@ -245,8 +251,8 @@ class Cursors:
                 taken = wait_for_lock(disk.try_lock, fd, self._clock, self._lock_wait_s)
             if not taken:
                 raise Unavailable(
-                    f"{self.path} is locked by another process for more than {self._lock_wait_s:g} s",
-                    hint=f"is one stopped or stuck? 'fuser {self.path}' names it",
+                    f"{self.path} has been locked by another process for more than {self._lock_wait_s:g} s",
+                    hint=f"is a process stopped or stuck? 'fuser {self.path}' shows it",
                     code="locked",
                 )
             if disk.inode(fd) == disk.inode(self.path):  # else it was deleted or replaced while we waited
@@ -261,7 +267,7 @@ class Cursors:
         """Finish what a crash of a process or of the machine left."""
         self._words = format.decode_words(self._read(format.WORDS_BYTES, format.BUSY_AT))
         rebooted = self._words.boot_id != self.boot_id
-        if rebooted:  # the clock of all leases began anew; and what is here now is what the disk has
+        if rebooted:  # the clock of all leases started over; and what is here now is what the disk has
             self._write(bytes(format.MEMBERS_BYTES), format.MEMBERS_AT)
             self._unsynced.clear()
         if self._words.unsynced != self._mark:
@@ -318,10 +324,10 @@ class Cursors:
 
 
 def fenced(cursors: Cursors, partition: int, fence: int, newer: int) -> Fenced:
-    """Somebody else reads the partition, or it was moved."""
+    """Another member reads the partition, or it was moved."""
     return Fenced(
-        f"{cursors.path}: partition {partition} is not held any more",
-        hint="its events are delivered again, to whoever holds it now: let go of these",
+        f"{cursors.path}: partition {partition} is no longer held",
+        hint="discard its events: they are delivered again to the member that holds it now",
         partition=partition,
         fence=fence,
         newer=newer,
@@ -332,7 +338,7 @@ def slots_damaged(path: Path, partition: int) -> Corrupt:
     """Return the error for a partition whose cursor cannot be read."""
     return Corrupt(
         f"{path}: both slots of partition {partition} are damaged",
-        hint="delete the consumer with 'headwater forget', and begin it anew where it was",
+        hint="delete the consumer with 'headwater forget', then create it again at its last position",
         path=str(path),
         position=format.slot_at(partition, 0),
         size=format.PAIR_BYTES,
@@ -340,7 +346,7 @@ def slots_damaged(path: Path, partition: int) -> Corrupt:
 
 
 def read_header(path: Path, disk: Disk) -> CursorsHeader | None:
-    """Which topic the cursors at a path are of; None if there are none. Takes no lock."""
+    """Return which topic the cursors at a path are of; None if there are none. Takes no lock."""
     try:
         fd = disk.open_read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -370,7 +376,7 @@ def read_slots(path: Path, disk: Disk) -> tuple[CursorsHeader, Words, list[Curso
 
 
 def _pairs(header: CursorsHeader, stored: bytes) -> list[bytes]:
-    """The two slots of each partition."""
+    """Return the two slots of each partition."""
     places = range(format.SLOTS_AT, header.file_bytes, format.PAIR_BYTES)
     return [stored[at : at + format.PAIR_BYTES] for at in places]
 
@@ -380,7 +386,7 @@ def _decode_header(path: Path, stored: bytes) -> CursorsHeader:
         return format.decode_header(stored)
     except HeadwaterError as error:
         facts = {**error.facts, "path": str(path)}
-        hint = error.hint or "delete the consumer with 'headwater forget', and begin it anew where it was"
+        hint = error.hint or "delete the consumer with 'headwater forget', then create it again at its last position"
         raise type(error)(f"{path}: {error.message}", hint=hint, code=error.code, **facts) from None
 
 

@@ -54,7 +54,7 @@ class Directory(LogBackend[LocalLog]):
     lacks: ClassVar[Mapping[str, Lack]] = {
         "append_later": Lack("append in the background", "use append, or append_many"),
         "flush": Lack("append in the background", "use append, or append_many"),
-        "maintain": Lack("be maintained by hand", "it does that by itself; see seal and retain"),
+        "maintain": Lack("be maintained by hand", "maintenance is automatic; see seal and retain"),
         "query": Lack("run queries of an application", "call app.ask(store, …) where the application is"),
     }
     _catalogue: DirectoryCatalog
@@ -95,12 +95,12 @@ class Directory(LogBackend[LocalLog]):
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """Return the directory."""
         return self._catalogue.path
 
     @property
     def uuid(self) -> str:
-        """What identifies this log directory, wherever it is moved."""
+        """Return what identifies this log directory, wherever it is moved."""
         return self._store.uuid
 
     def probe(self) -> None:
@@ -109,7 +109,7 @@ class Directory(LogBackend[LocalLog]):
         self._catalogue.open()
 
     def frozen(self) -> list[tuple[str, int, str]]:
-        """The open logs that are frozen: topic, partition and why. Looks at memory only."""
+        """Return the open logs that are frozen: topic, partition and why. Looks at memory only."""
         return [(log.topic, log.partition, STATES[state]) for log, state in self._frozen()]
 
     def thaw(self) -> None:
@@ -124,7 +124,7 @@ class Directory(LogBackend[LocalLog]):
 
     @property
     def replica(self) -> Replica | None:
-        """What it is a replica of, also once it was promoted; None if it never was one."""
+        """Return what it is a replica of, also once it was promoted; None if it never was one."""
         return self._marker.read()
 
     # Topics
@@ -141,7 +141,7 @@ class Directory(LogBackend[LocalLog]):
         )
 
     def settings_of(self, topic: str) -> TopicSettings:
-        """What a topic was made with, and keeps, as any process may have changed it; raises NotFound."""
+        """Return what a topic was made with, and keeps, as any process may have changed it; raises NotFound."""
         return self._catalogue.find(topic).settings
 
     def delete(self, topic: str) -> None:
@@ -217,12 +217,12 @@ class Directory(LogBackend[LocalLog]):
 
     @property
     def archive(self) -> LocalArchive:
-        """The archive of this directory, if it has one."""
+        """Return the archive of this directory, if it has one."""
         return self._archive
 
     @property
     def catalog(self) -> DirectoryCatalog:
-        """The topics of this directory."""
+        """Return the topics of this directory."""
         return self._catalogue
 
     def remember_archive(self, url: str) -> None:
@@ -231,7 +231,7 @@ class Directory(LogBackend[LocalLog]):
 
     @property
     def archive_url(self) -> str | None:
-        """Where the archive of this directory is; None if it has none."""
+        """Return where the archive of this directory is; None if it has none."""
         return self._archive.url()
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
@@ -257,7 +257,7 @@ class Directory(LogBackend[LocalLog]):
 
     @enough_memory("the log cannot be repaired")
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
-        """What would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
+        """Return what would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()
         return checking.repair(self._catalogue, topic, self._repaired if apply else log_repair.plan)
 
@@ -265,7 +265,7 @@ class Directory(LogBackend[LocalLog]):
         return self._topics.get(place.topic).logs[place.partition].repair()
 
     def after_fork(self) -> None:
-        """In a forked child, where it is called by itself: begin anew, with descriptors and locks of its own."""
+        """In a forked child, where it is called by itself: start over, with descriptors and locks of its own."""
         self._closing = threading.Lock()
         self._journal.after_fork()
         self._archive.after_fork()
@@ -275,7 +275,7 @@ class Directory(LogBackend[LocalLog]):
         self._topics.after_fork()
 
     def close(self) -> None:
-        """Stop followers and sealing, wait for appends under way, and let go of all files. May be called twice."""
+        """Stop followers and sealing, wait for appends under way, and release all files. May be called twice."""
         for member in list(self.members):
             member.close()
         with self._closing:

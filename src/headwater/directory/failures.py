@@ -14,11 +14,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def unavailable(place: LogDirectory, what: str, error: OSError) -> Unavailable:
     """The disk would not."""
     if error.errno in FULL:
-        hint, code = "the disk is full: free some space, and try again", "disk_full"
+        hint, code = "the disk is full: free some space and try again", "disk_full"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint, code = "it can be read; to append, make it writable for this user", "read_only"
+        hint, code = "reading works; to append, make it writable for this user", "read_only"
     else:
-        hint, code = "look at the disk, then open the log again", "disk_failed"
+        hint, code = "check the disk, then reopen the log", "disk_failed"
     path = error.filename or place.path
     message = f"{place}: {what}: {error.strerror or error}: {path}"
     return Unavailable(message, hint=hint, code=code, errno=error.errno, path=str(path))
@@ -28,40 +28,40 @@ def unjournaled(error: OSError) -> Unavailable:
     """The disk would not take the journal's part of a transaction, of which nothing is done then."""
     full = error.errno in FULL
     return Unavailable(
-        f"the transaction cannot be written down: {error.strerror or error}",
-        hint="free some space on the disk" if full else "look at the disk, and at who may write to it",
+        f"the transaction cannot be written: {error.strerror or error}",
+        hint="free some space on the disk" if full else "check the disk and its permissions",
         code="disk_full" if full else "disk_failed",
         errno=error.errno,
     )
 
 
 def frozen(place: LogDirectory) -> Unavailable:
-    """Somebody's sync failed, and nobody has opened the log since."""
+    """A sync failed, and no process has opened the log since."""
     return Unavailable(
-        f"{place} is frozen since a sync failed; nothing acknowledged is lost",
-        hint="see to the disk, then open the log again",
+        f"{place} is frozen because a sync failed; nothing acknowledged is lost",
+        hint="fix the disk, then reopen the log",
         code="frozen",
     )
 
 
 def locked(place: LogDirectory) -> Unavailable:
-    """Another process does not let go of the lock."""
+    """Another process does not release the lock."""
     return Unavailable(
-        f"{place} is locked by another process for more than {place.limits.lock_wait_s:g} s",
-        hint=f"is one stopped or stuck? 'fuser {place.lock}' names it",
+        f"{place} has been locked by another process for more than {place.limits.lock_wait_s:g} s",
+        hint=f"is a process stopped or stuck? 'fuser {place.lock}' shows it",
         code="locked",
     )
 
 
 def being_sealed(place: LogDirectory, base: int) -> Unavailable:
-    """Another process does not let go of a segment."""
+    """Another process does not release a segment."""
     return Unavailable(
-        f"{place}: segment {base} is being sealed by another process for more than {place.limits.lock_wait_s:g} s",
-        hint=f"is one stopped or stuck? 'fuser {place.segment(base)}' names it",
+        f"{place}: another process has been sealing segment {base} for more than {place.limits.lock_wait_s:g} s",
+        hint=f"is a process stopped or stuck? 'fuser {place.segment(base)}' shows it",
         code="locked",
     )
 
 
 def repeated(place: LogDirectory) -> Conflict:
     """A transaction's request was committed before; whoever brings it again gets the first answer instead of this."""
-    return Conflict(f"{place}: the transaction was committed before", code="transaction_repeated")
+    return Conflict(f"{place}: the transaction was already committed", code="transaction_repeated")

@@ -3,7 +3,7 @@
 The first thread to come is the leader: it commits for all who wait, tells each through a lock of its own (one
 lock for all would wake everybody for everyone), and hands the lead to the next who came meanwhile.
 
-A signal handler may raise between any two instructions of the main thread, also in the midst of handing over. So each
+A signal handler may raise between any two instructions of the main thread, also in the middle of handing over. So each
 who leads or waits is known by the call that it makes, and whoever waits for one that has ended goes on without it.
 """
 
@@ -43,7 +43,7 @@ class Group:
 
     @property
     def led(self) -> bool:
-        """Whether a thread of this process is at the writer."""
+        """Return whether a thread of this process is at the writer."""
         leader = self._leader
         return leader is not None and leader.runs()
 
@@ -97,7 +97,7 @@ class Group:
             self._commit(group)
 
     def exclusive(self) -> WriterTurn:
-        """The writer for this thread alone, in a `with`, when the appends that came before are committed."""
+        """Return the writer for this thread alone, in a `with`, when the appends that came before are committed."""
         self.used = open_files.turn
         return WriterTurn(self)
 
@@ -291,15 +291,15 @@ def _wake(rows: Rows) -> None:
 
 def _interrupted() -> Unavailable:
     return Unavailable(
-        "the thread that committed for several was interrupted",
-        hint="read the end of the log: the event may be there",
+        "the thread that was committing for several callers was interrupted",
+        hint="read the end of the log to see whether the event is there",
         code="interrupted",
     )
 
 
 def _reentered() -> Unavailable:
     return Unavailable(
-        "a signal handler appends to the log that the interrupted call appends to",
-        hint="set a flag in the handler, and append where it is read",
+        "a signal handler cannot append to the log that the interrupted call is appending to",
+        hint="set a flag in the handler, and append outside it",
         code="reentered",
     )

@@ -59,7 +59,7 @@ def ending(place: LogDirectory, last: SegmentFile, end: int) -> Corrupt | None:
 def survey(place: LogDirectory) -> tuple[list[int], list[Corrupt]]:
     """Return the first offsets of the segments, an active one that is missing among them, and what is missing.
 
-    A gap in the midst is not told here: it shows where the segment before it ends.
+    A gap in the middle is not told here: it shows where the segment before it ends.
     """
     slot = _newest(place)
     bases = place.segments()
@@ -79,7 +79,7 @@ def survey(place: LogDirectory) -> tuple[list[int], list[Corrupt]]:
 
 
 def _ending(place: LogDirectory, base: int) -> Corrupt | None:
-    with contextlib.suppress(HeadwaterError):  # its damage is found by whoever reads it
+    with contextlib.suppress(HeadwaterError):  # its damage is found by the process that reads it
         last = SegmentFile(place, base)
         try:
             return ending(place, last, last.end_offset())

@@ -29,7 +29,7 @@ from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
 
 SUFFIX = ".journal"
-CHECKPOINT_BYTES = 4 * 1024 * 1024  # after so many, the logs are synced and the journal begins anew
+CHECKPOINT_BYTES = 4 * 1024 * 1024  # after so many, the logs are synced and the journal starts over
 RESERVE_BYTES = 256 * 1024
 
 
@@ -42,7 +42,7 @@ class JournalFile:
         self.position = 0
         self.number = 1
         self.reserved_to = 0
-        self.entries: list[Entry] = []  # since it was begun anew
+        self.entries: list[Entry] = []  # since it was started over
         self.committed = False  # whether the transaction that took it has a whole, durable entry
         self.unfinished = False  # whether its last entry is not in all logs
 
@@ -128,7 +128,7 @@ class Journal:
                 self._checkpoint(file.entries)
                 self._disk.unlink(file.path)
             except (OSError, HeadwaterError):
-                pass  # whoever opens the log next finishes it
+                pass  # the process that opens the log next finishes it
             finally:
                 self._disk.release(file.fd)
 
@@ -145,7 +145,7 @@ class Journal:
                     self._finish(self._path / name)
 
     def abandoned(self) -> Iterator[tuple[Path, int]]:
-        """The journals that no living process holds, and how many transactions are in each."""
+        """Yield the journals that no living process holds, and how many transactions are in each."""
         disk = self._disk
         for name in sorted(disk.names(self._path)):
             path = self._path / name
@@ -195,18 +195,18 @@ class Journal:
             fd = disk.create(path)
             if disk.hold(fd) and disk.inode(path) is not None:
                 break
-            disk.release(fd)  # somebody who finishes abandoned ones came between making and locking it
+            disk.release(fd)  # a process that finishes abandoned ones came between making and locking it
         try:
             disk.sync_directory(self._path)
             disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
         except BaseException:
-            disk.release(fd)  # it is empty: whoever opens the directory next removes it
+            disk.release(fd)  # it is empty: the process that opens the directory next removes it
             raise
         return JournalFile(path, fd)
 
 
 def entries(directory: Path, disk: Disk) -> Iterator[tuple[Path, Entry, list[bytes]]]:
-    """All whole entries of all journals, in the order of each, with the bytes of their shares."""
+    """Yield all whole entries of all journals, in the order of each, with the bytes of their shares."""
     for name in disk.names(directory):
         if name.endswith(SUFFIX):
             with contextlib.suppress(
@@ -273,7 +273,7 @@ def restore(directory: Path, cursors: Cursors) -> None:
 
 
 def relative_path(cursors: Cursors) -> str:
-    """Where a consumer's file is, below the directory of all."""
+    """Return where a consumer's file is, below the directory of all."""
     return f"{cursors.path.parent.name}/{cursors.path.name}"
 
 

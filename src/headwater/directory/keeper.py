@@ -62,7 +62,7 @@ class Keeper:
             tail = Tail.open(place)
             slot = tail.newest() if tail is not None else None
             if slot is None or slot.boot_id != place.clock.boot_id():
-                return  # somebody must recover it first
+                return  # another process must recover it first
             rules = self._rules(place)
             if rules.bounded:
                 segments = retention.survey(place, slot)
@@ -70,7 +70,7 @@ class Keeper:
                 retention.delete(place, due, wait=False)
             retention.sweep(place)
         except OSError as error:
-            raise unavailable(place, "what is old cannot be deleted", error) from error
+            raise unavailable(place, "old segments cannot be deleted", error) from error
 
     def may_roll(self, place: LogDirectory, slot: TailSlot) -> None:
         """Raise Unavailable if the log has reached its hard bound, and its topic refuses what comes then."""
@@ -127,7 +127,7 @@ class Keeper:
         return done
 
     def _archived(self, place: LogDirectory, due: list[SegmentFiles]) -> list[SegmentFiles]:
-        """Those of the segments, up to the first that is not in the archive, which the store itself must say.
+        """Return those of the segments, up to the first that is not in the archive, which the store itself must say.
 
         All of them if the directory has no archive. Raises Unavailable if it is out of reach: then none may go.
         """
@@ -141,13 +141,15 @@ class Keeper:
             if known is None or not holds(place, known, segment.base, segment.end):
                 # An archiver may be a roll behind. If it is still the same one, nobody archives.
                 if self._kept.get(place.uuid) == segment.base:
-                    warnings.warning("%s: what is at offset %d is not in the archive, and stays", place, segment.base)
+                    warnings.warning(
+                        "%s: the segment at offset %d is not in the archive, and is kept", place, segment.base
+                    )
                 self._kept[place.uuid] = segment.base
                 return due[:number]
         return due
 
     def _rules(self, place: LogDirectory, topic: TopicRecord | None = None) -> Rules:
-        """What a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
+        """Return what a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
         topic = topic or self._catalogue.find(place.topic)
         if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
             raise deleted(place)

@@ -24,7 +24,7 @@ NOWHERE = Places(None, [])
 
 
 def last_of(batch: Batch, key: bytes) -> int | None:
-    """The number of the last event of a batch that has this key; None if none has."""
+    """Return the number of the last event of a batch that has this key; None if none has."""
     if batch.count == 1:
         return 0 if batch.only(KEY) == key else None
     column = batch.column(KEY)
@@ -33,7 +33,7 @@ def last_of(batch: Batch, key: bytes) -> int | None:
 
 
 def wanted_batches(index: Index | None, types: TypeTest | None) -> np.ndarray | None:
-    """Which batches of a sealed segment hold a wanted type; None if that is not known."""
+    """Return which batches of a sealed segment hold a wanted type; None if that is not known."""
     if index is None or index.types is None or types is None:
         return None
     wanted = np.zeros(len(index.offsets), np.bool_)

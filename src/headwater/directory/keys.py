@@ -29,7 +29,10 @@ POSITION_MAX = 8 << 32  # positions are kept in units of 8 bytes, as u32
 
 
 def read_index(place: LogDirectory, base: int) -> Index:
-    """The index of a segment, without its key entries; raises FileNotFoundError, and Corrupt if it is damaged."""
+    """Return the index of a segment, without its key entries.
+
+    Raises FileNotFoundError, and Corrupt if it is damaged.
+    """
     disk = place.disk
     fd = disk.open_read(place.index(base))
     try:
@@ -56,7 +59,7 @@ class KeyIndex:
         self._positions = index.positions
 
     def positions(self, hash: int) -> list[int]:
-        """Where the batches are that may hold a key with this hash, ascending.
+        """Return where the batches are that may hold a key with this hash, ascending.
 
         Raises FileNotFoundError, and Corrupt if the file is damaged or another one by now.
         """
@@ -89,7 +92,7 @@ class KeyIndexes:
         self._unusable: dict[int, int | None] = {}  # what identifies the index file that was of no use
 
     def get(self, base: int, generation: int, file_id: Callable[[], tuple[int, int]]) -> KeyIndex | None:
-        """The key index of a segment; None if it has none that is of use. A new generation forgets all.
+        """Return the key index of a segment; None if it has none that is of use. A new generation forgets all.
 
         `file_id` tells the id and the size of the segment's file, when its index is first looked at.
         """
@@ -98,11 +101,11 @@ class KeyIndexes:
         return self._found.get(base) or self._open(base, file_id)
 
     def known(self, base: int, generation: int) -> KeyIndex | None:
-        """The key index of a segment if it was used before: nothing is read."""
+        """Return the key index of a segment if it was used before: nothing is read."""
         return self._found.get(base) if generation == self._generation else None
 
     def forget(self, base: int) -> None:
-        """The index is not what it was: look at the file anew."""
+        """The index is not what it was: read the file again."""
         self._found.pop(base, None)
 
     def damaged(self, base: int) -> None:
@@ -161,7 +164,7 @@ class KeyEntries:
             self._hash()
 
     def sorted(self) -> U64:
-        """All entries so far, ascending, each once."""
+        """Return all entries so far, ascending, each once."""
         self._hash()
         return _sorted(self._done)
 
@@ -197,7 +200,7 @@ class KeyRuns:
         self._mutex = threading.Lock()  # protects all of it
 
     def positions(self, hash: int, end: int, batches: Callable[[int, int, int], Iterator[Batch]]) -> Positions:
-        """Where the batches before position `end` are that may hold a key with this hash, ascending.
+        """Return where the batches before position `end` are that may hold a key with this hash, ascending.
 
         `batches` gives those from a position and offset to an end. Raises Corrupt if one is damaged.
         """
@@ -272,7 +275,7 @@ class Positions:
 
 
 def _hashes(batch: Batch) -> set[int]:
-    """The distinct hashes of a small batch's keys."""
+    """Return the distinct hashes of a small batch's keys."""
     column = batch.column(KEY)
     if column is None:
         return set()

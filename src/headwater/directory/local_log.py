@@ -1,7 +1,7 @@
 """The local log: one partition in a directory that several processes append to and read.
 
 Ties together the writer (through the group), the reader and blobs. Safe from any thread, and in a forked child,
-which begins anew with descriptors of its own.
+which starts over with descriptors of its own.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LocalLog:
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
     ) -> BlobUpload:
-        """One event whose pieces arrive in their own time: bounded memory, and no lock held meanwhile."""
+        """Return one event whose pieces arrive in their own time: bounded memory, and no lock held meanwhile."""
         if self._guard is not None:
             self._guard()
         return BlobUpload(
@@ -139,20 +139,20 @@ class LocalLog:
         )
 
     def start(self) -> int:
-        """The oldest readable offset."""
+        """Return the oldest readable offset."""
         return self._reader.start()
 
     def end(self) -> int:
-        """The offset that the next event will get."""
+        """Return the offset that the next event will get."""
         return self._reader.slot().visible_offset
 
     seen = end  # a look costs nothing
 
     def pause_s(self) -> None:
-        """Whoever appends wakes all who sleep on the tail."""
+        """The process that appends wakes all who sleep on the tail."""
 
     def state(self) -> TailSlot:
-        """What is visible, durable and last."""
+        """Return what is visible, durable and last."""
         return self._reader.slot()
 
     def secured(self) -> int:
@@ -168,7 +168,7 @@ class LocalLog:
         types: TypeTest | None = None,
         key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole.
+        """Yield batches that hold the offsets from `start` to `stop`, whole.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither.
         """
@@ -191,7 +191,7 @@ class LocalLog:
             writer.take(batches, spooled)
 
     def producers(self) -> tuple[int, dict[str, ProducerState]]:
-        """What is remembered of producers now, and the offset as of which that is."""
+        """Return what is remembered of producers now, and the offset as of which that is."""
         try:
             with self._group.exclusive() as writer:
                 return writer.producers()
@@ -213,34 +213,37 @@ class LocalLog:
         return done
 
     def version(self, key: bytes, slot: TailSlot | None = None) -> int | None:
-        """The offset of the key's last event; None if there is none.
+        """Return the offset of the key's last event; None if there is none.
 
         A writer that holds the log's lock gives the `slot` it will follow: then no lock is taken here.
         """
         return self._reader.version(key, slot or self._reader.slot())
 
     def cursor(self, offset: int) -> SegmentCursor:
-        """A place that moves forward through the log."""
+        """Return a place that moves forward through the log."""
         return SegmentCursor(self._reader, offset)
 
     def ticks_before_start(self) -> int:
-        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        """Return the ticks of the last event before the oldest readable one; 0 if there never was one."""
         return self._reader.ticks_before_start()
 
     def first_ticks(self, start: int) -> int | None:
-        """The ticks of the event at `start`, the oldest one, if the archive tells them; None if it is read here."""
+        """Return the ticks of the event at `start`, the oldest one, if the archive tells them.
+
+        None if it is read here.
+        """
         return self._reader.first_ticks(start)
 
     def local_start(self) -> int:
-        """The oldest offset that is on the local disk."""
+        """Return the oldest offset that is on the local disk."""
         return self._reader.local_start()
 
     def offset_at(self, ticks: int) -> int:
-        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        """Return the first offset whose event has these ticks or later ones; the end if there is none."""
         return self._reader.offset_at(ticks)
 
     def lost(self, start: int, stop: int) -> Ranges:
-        """The offsets from `start` to before `stop` whose events are lost: damaged, and cut out by `repair`."""
+        """Return the offsets from `start` to before `stop` whose events are lost: damaged, and cut out by `repair`."""
         return self._reader.losses.between(start, stop)
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
@@ -248,20 +251,20 @@ class LocalLog:
         return self._reader.extents(start, stop, whole)
 
     def blob(self, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
         path = Path(batch.path).with_suffix(".blobs") / file_of(batch.base_offset, "blob")
         return StoredBlob(self.place, path, batch.blob_reference(), self.archived.blob if self.archived else None)
 
     def wait_on(self) -> Tail | None:
-        """What to sleep on until there is more; None on read-only media, where nothing comes."""
+        """Return what to sleep on until there is more; None on read-only media, where nothing comes."""
         return self._reader.wait_on()
 
     def stop_followers(self) -> None:
-        """Wake whoever sleeps on this log, so that it looks around."""
+        """Wake the threads that sleep on this log, so that they look around."""
         self._reader.wake()
 
     def settle(self) -> None:
-        """Finish what a process that died in the midst of a commit has left, so that it can be read; best effort."""
+        """Finish what a process that died in the middle of a commit has left, so that it can be read; best effort."""
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
             with contextlib.suppress(HeadwaterError), self._group.exclusive() as writer:
@@ -278,7 +281,7 @@ class LocalLog:
             writer.sync()
 
     def frozen(self) -> int | None:
-        """The state of the log if it is frozen, by a look at memory; None if it is not, or was never used."""
+        """Return the state of the log if it is frozen, by a look at memory; None if it is not, or was never used."""
         return self._group.writer.frozen()
 
     def thaw(self) -> None:
@@ -303,24 +306,24 @@ class LocalLog:
 
     @property
     def used(self) -> int:
-        """The turn of `open_files` in which it was used last."""
+        """Return the turn of `open_files` in which it was used last."""
         return max(self._group.used, self._reader.used)
 
     def idle(self) -> bool:
-        """Let go of all that it holds, if it can be made anew when it is needed; False if it is in use, or frozen."""
+        """Release all that it holds, if it can be rebuilt when needed; False if it is in use, or frozen."""
         if not self._group.rest(lambda writer: not writer.froze()):
             return False
         self._reader.close()
         return True
 
     def close(self) -> None:
-        """Let go of all files, after appends under way."""
+        """Release all files, after appends under way."""
         with self._group.exclusive() as writer:
             self._group.let_go(writer)
         self._reader.close()
 
     def after_fork(self) -> None:
-        """In a forked child: begin anew, with descriptors and locks of its own."""
+        """In a forked child: start over, with descriptors and locks of its own."""
         self._group.after_fork()
         self._reader.after_fork()
         self._begin()
@@ -342,7 +345,7 @@ class LocalLog:
 
 
 def _identity(place: LogDirectory) -> int | None:
-    """What tells this log from one that is made in its place later; None without a lock on read-only media."""
+    """Return what tells this log from one that is made in its place later; None without a lock on read-only media."""
     disk = place.disk
     if disk.inode(place.lock) is None:
         if disk.inode(place.path) is None:
@@ -350,6 +353,6 @@ def _identity(place: LogDirectory) -> int | None:
                 raise deleted(place)
             hint = "restore it from a backup"
             raise Corrupt(f"{place} is missing: there is no {place.path}", hint=hint, path=str(place.path))
-        with contextlib.suppress(OSError):  # somebody tidied it away: it is empty, and any new one serves
+        with contextlib.suppress(OSError):  # it was removed: it is empty, and any new one serves
             disk.close(disk.create(place.lock))
     return disk.inode(place.lock)

@@ -29,7 +29,7 @@ def read(place: LogDirectory) -> LocalManifest | None:
         raise format.old_form(str(path)) from None
     except HeadwaterError as error:
         facts = {"path": str(path), "position": 0, "size": 0}
-        hint = "headwater archive DATA writes it again from the archive"
+        hint = "'headwater archive DATA' rebuilds it from the archive"
         reason = error.facts.get("reason") or error.message
         raise type(error)(f"{path}: {reason}", hint=hint, code=error.code, **facts) from None
     format.check(found, place.uuid, str(path))

@@ -34,7 +34,7 @@ class SegmentCursor:
     def batches(
         self, stop: int, types: TypeTest | None = None, key: bytes | None = None, *, lost: bool = False
     ) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
+        """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
         for lost events come, too; else they are counted, and a warning tells of them.
@@ -42,7 +42,7 @@ class SegmentCursor:
         while True:
             try:
                 yield from self._batches(stop, types, key, lost=lost)
-            except StaleSegment:  # whoever reads paused for long: go on in the file that is there now
+            except StaleSegment:  # the reader paused for long: go on in the file that is there now
                 self._segment = None
             else:
                 return
@@ -61,7 +61,7 @@ class SegmentCursor:
             if self._position >= end:
                 if segment.base >= self._reader.base_of(self.offset, slot):
                     self._reader.check_joined(segment.base, slot, self.offset + 1)
-                    raise corrupt(f"the segment ends at offset {self.offset}, too early", segment.path, end, 0)
+                    raise corrupt(f"the segment ends too early, at offset {self.offset}", segment.path, end, 0)
                 self._segment = None
                 continue
             for batch in segment.window(self._position, end).batches(self._position, self._batch_offset):
@@ -77,7 +77,7 @@ class SegmentCursor:
     def _jump(
         self, slot: TailSlot, stop: int, types: TypeTest | None, key: bytes | None
     ) -> Generator[Batch, None, bool]:
-        """The batches of this segment that may hold what is wanted; the others are not read. False: not known."""
+        """Yield the batches of this segment that may hold what is wanted; the others are not read. False: not known."""
         reader = self._reader
         base = reader.base_of(self.offset, slot)
         if base == slot.segment:

@@ -39,17 +39,17 @@ class LogDirectory(msgspec.Struct, frozen=True):
 
     @property
     def journal(self) -> Path:
-        """Where transactions over several logs of this directory are written down."""
+        """Return where transactions over several logs of this directory are written down."""
         return self.path.parent.parent.parent / "journal"
 
     @property
     def archived(self) -> Path:
-        """What is known to be in the archive of this directory."""
+        """Return what is known to be in the archive of this directory."""
         return self.path / "archived.json"
 
     @property
     def lost(self) -> Path:
-        """What is there, empty, if the log may have lost events."""
+        """Return what is there, empty, if the log may have lost events."""
         return self.path / "lost"
 
     @property
@@ -69,7 +69,7 @@ class LogDirectory(msgspec.Struct, frozen=True):
         return self.path / file_of(base, "blobs")
 
     def cut(self, base: int, position: int, number: int = 1) -> Path:
-        """Where bytes are kept that were cut from a segment; `number` counts the cuts at that position."""
+        """Return where bytes are kept that were cut from a segment; `number` counts the cuts at that position."""
         return self.path / file_of(base, f"cut-{position}" if number == 1 else f"cut-{position}-{number}")
 
     def keep(self, base: int, position: int, data: bytes) -> Path:
@@ -90,7 +90,7 @@ class LogDirectory(msgspec.Struct, frozen=True):
             self.disk.sync_directory(self.path)
 
     def beside(self, path: Path) -> Path:
-        """Where to keep a damaged file that is about to be replaced: a name that nothing has yet."""
+        """Return where to keep a damaged file that is about to be replaced: a name that nothing has yet."""
         number = 1
         while self.disk.inode(path.with_name(f"{path.name}.cut-{number}")) is not None:
             number += 1
@@ -102,7 +102,7 @@ class LogDirectory(msgspec.Struct, frozen=True):
             self.disk.close(self.disk.create(self.path / file_of(base, "oldest")))
 
     def marked(self) -> int | None:
-        """The highest offset that the log may begin at; None if nobody has shortened it."""
+        """Return the highest offset that the log may begin at; None if nobody has shortened it."""
         marks = (offset_of(name, "oldest") for name in self.disk.names(self.path))
         return max((base for base in marks if base is not None), default=None)
 
@@ -112,7 +112,7 @@ class LogDirectory(msgspec.Struct, frozen=True):
             self.disk.rename(path, self.beside(path))
 
     def segments(self) -> list[int]:
-        """The first offsets of all segments, ascending.
+        """Return the first offsets of all segments, ascending.
 
         The directory is read twice: on some file systems a large one that is read while a packed segment takes the
         place of the old may show neither of them, and each segment is packed only once.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def stored_losses(place: LogDirectory) -> Ranges:
-    """The lost offsets of a log that nobody has open, from its files. Raises Corrupt on damage."""
+    """Return the lost offsets of a log that nobody has open, from its files. Raises Corrupt on damage."""
     found: Ranges = []
     for base in place.segments():
         segment = SegmentFile(place, base)
@@ -39,7 +39,10 @@ class Losses:
         self._known: tuple[int, dict[int, Ranges]] = -1, {}  # of finished segments, in one generation of the log
 
     def between(self, start: int, stop: int) -> Ranges:
-        """The lost offsets from `start` to before `stop`. Raises Corrupt on damage, and NotFound for what is gone."""
+        """Return the lost offsets from `start` to before `stop`.
+
+        Raises Corrupt on damage, and NotFound for what is gone.
+        """
         if not self._any():
             return []
         slot = self._reader.slot()
@@ -52,7 +55,7 @@ class Losses:
         return within(merged(found), start, stop)
 
     def of(self, base: int, slot: TailSlot) -> Ranges:
-        """The lost offsets of one segment."""
+        """Return the lost offsets of one segment."""
         if not self._any():
             return []
         if self._known[0] != slot.generation:
@@ -73,6 +76,6 @@ class Losses:
         return found
 
     def _any(self) -> bool:
-        """Whether the log may have lost events: nearly none has, and then no segment is looked at."""
+        """Return whether the log may have lost events: nearly none has, and then no segment is looked at."""
         self._marked = self._marked or self.place.disk.inode(self.place.lost) is not None
         return self._marked

@@ -43,7 +43,7 @@ def partition_info(log: LocalLog) -> PartitionInfo:
 
 
 def known_lost(log: LocalLog) -> Ranges:
-    """The lost offsets of a log; none where damage, which is for `check` to tell, hides them."""
+    """Return the lost offsets of a log; none where damage, which is for `check` to tell, hides them."""
     with contextlib.suppress(HeadwaterError):
         return log.lost(log.start(), log.end())
     return []

@@ -31,7 +31,7 @@ class ProducerMemory:
         self._position = HEADER_BYTES  # up to where the active segment is read
 
     def answer(self, producer: Producer, slot: TailSlot) -> ProducerAnswer | None:
-        """What this request was told before; None if it is new.
+        """Return what this request was told before; None if it is new.
 
         Raises Fenced for an old epoch, and Conflict for an old request whose answer is forgotten.
         """
@@ -50,19 +50,25 @@ class ProducerMemory:
             self._position = max(self._position, slot.producers_position)
 
     def snapshot(self, slot: TailSlot, base: int) -> bytes | None:
-        """What to keep beside a new segment that begins at `base`; None if there are no producers to remember."""
+        """Return what to keep beside a new segment that begins at `base`.
+
+        None if there are no producers to remember.
+        """
         self._absorb(slot)
         for id in self._silent(self._known):
             del self._known[id]
         return format.encode(self._place.uuid, base, self._known) if self._known else None
 
     def known(self, slot: TailSlot) -> dict[str, ProducerState]:
-        """All that is remembered; whoever gets it may keep it."""
+        """Return all that is remembered; the caller may keep it."""
         self._absorb(slot)
         return {id: ProducerState(known.epoch, list(known.answers)) for id, known in self._known.items()}
 
     def merged(self, others: dict[str, ProducerState], slot: TailSlot) -> dict[str, ProducerState] | None:
-        """What is remembered here and in another log that has the same events; None if that is no more than here."""
+        """Return what is remembered here and in another log that has the same events.
+
+        None if that is no more than here.
+        """
         merged = self.known(slot)
         silent = self._silent(others).difference(merged)
         for id, other in others.items():
@@ -82,7 +88,7 @@ class ProducerMemory:
         self._known = known
 
     def _silent(self, known: dict[str, ProducerState]) -> set[str]:
-        """The producers that have been silent for too long, and are forgotten.
+        """Return the producers that have been silent for too long, and are forgotten.
 
         A clock may step. So time in which none of them appended counts for a `GAPS`-th of that at most: a step is one
         such time, however long it looks.
@@ -127,7 +133,7 @@ class ProducerMemory:
 
 
 def read_snapshot(place: LogDirectory, base: int) -> dict[str, ProducerState]:
-    """The producers as of the first offset of a segment; raises Corrupt if that is not to be had."""
+    """Return the producers as of the first offset of a segment; raises Corrupt if that is not to be had."""
     path = place.producers(base)
     try:
         return format.decode(place.disk.read_file(path), place.uuid, base)

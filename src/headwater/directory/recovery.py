@@ -67,7 +67,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
     try:
         size = segment.size()
         if size < position:
-            raise corrupt("the segment is shorter than what was made durable", segment.path, size, position - size)
+            raise corrupt("the segment is shorter than its synced size", segment.path, size, position - size)
         last_ticks = last_ticks or _ticks_before(segment, position)
         window = segment.window(position, position if frozen else size)
         try:
@@ -89,7 +89,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
 
 
 def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
-    """Whether a sound batch follows on a damaged one, so that this is not what a crash tore."""
+    """Return whether a sound batch follows on a damaged one, so that this is not what a crash tore."""
     stop = segment.data_end(position)
     window = segment.window(position, stop)
     boundaries = Boundaries(segment, window, stop, None)
@@ -104,7 +104,7 @@ def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
 def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlot:
     """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock.
 
-    Without `believe`, the positions that the tail tells count for nothing: the last segment was written anew.
+    Without `believe`, the positions that the tail tells count for nothing: the last segment was rewritten.
     """
     newest = tail.newest()
     counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
@@ -126,7 +126,7 @@ def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlo
         _sync(place, tail, fd, found)
     finally:
         disk.close(fd)
-    disk.sync_directory(place.path)  # whoever made the segment may have died before its name was durable
+    disk.sync_directory(place.path)  # the process that made the segment may have died before its name was durable
     _sweep(place, found)
     slot = TailSlot(
         counter,
@@ -153,7 +153,7 @@ def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlo
 
 
 def reports(place: LogDirectory) -> list[Report]:
-    """What recoveries of this log gave up, oldest first."""
+    """Return what recoveries of this log gave up, oldest first."""
     with contextlib.suppress(FileNotFoundError):
         lines = place.disk.read_file(place.path / "recovered.jsonl").splitlines()
         return [_decode_report(line) for line in lines]
@@ -199,11 +199,11 @@ def _sync_first(place: LogDirectory) -> None:
         place.disk.fdatasync(fd)  # an old tail tells what may be cut after a power loss; none at all does not
     finally:
         place.disk.close(fd)
-    place.disk.sync_directory(place.path.parent.parent)  # whoever made the topic may have died before this
+    place.disk.sync_directory(place.path.parent.parent)  # the process that made the topic may have died before this
 
 
 def _ticks_before(segment: SegmentFile, position: int) -> int:
-    """The ticks of the last event before a position of a segment."""
+    """Return the ticks of the last event before a position of a segment."""
     if position == HEADER_BYTES:
         return segment.header.previous_ticks
     positions = segment.map(position).positions

@@ -41,7 +41,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Mend(msgspec.Struct, frozen=True):
-    """A segment that must be written anew: its header, and what a walk over its batches found."""
+    """A segment that must be rewritten: its header, and what a walk over its batches found."""
 
     base: int
     header: SegmentHeader
@@ -51,7 +51,7 @@ class Mend(msgspec.Struct, frozen=True):
 
 
 def plan(place: LogDirectory) -> list[Action]:
-    """What repair would do, in order; nothing if the log is sound."""
+    """Return what repair would do, in order; nothing if the log is sound."""
     actions = [
         _action(place, place.segment(mend.base), what, kept)
         for mend in mends(place)
@@ -60,14 +60,14 @@ def plan(place: LogDirectory) -> list[Action]:
     actions += fill_holes(place, apply=False)
     for finding in check(place, Counts(), lambda _: None):
         if _rebuildable(finding):
-            actions.append(_action(place, Path(finding.path), "make it again from the segments"))
+            actions.append(_action(place, Path(finding.path), "rebuild it from the segments"))
         elif _is_snapshot(finding):
             actions.append(_forget_producers(place, Path(finding.path), apply=False))
     return actions
 
 
 def mends(place: LogDirectory) -> list[Mend]:
-    """The segments that hold damage."""
+    """Return the segments that hold damage."""
     slot, _ = check_tail(place)
     bases, _ = holes.survey(place)
     found: list[Mend] = []
@@ -112,14 +112,14 @@ def apply(place: LogDirectory) -> list[Action]:
             if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
                 with contextlib.suppress(FileNotFoundError):  # it was a directory
                     place.disk.unlink(Path(finding.path))
-            done.append(_action(place, Path(finding.path), "made again from the segments", done=True))
+            done.append(_action(place, Path(finding.path), "rebuilt from the segments", done=True))
         elif _is_snapshot(finding):
             done.append(_forget_producers(place, Path(finding.path), apply=True))
     return done
 
 
 def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
-    """Accept that segments are missing: what is before the oldest is gone, and a lost active one is begun anew."""
+    """Accept that segments are missing: what is before the oldest is gone, and a lost active one is started over."""
     bases, gaps = holes.survey(place)
     if not bases:
         what = "restore the segments from a backup, or delete the topic"
@@ -127,14 +127,14 @@ def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
     actions: list[Action] = []
     for gap in gaps:
         start, end = gap.offsets
-        lost = f"offsets {start} to {end - 1} are lost" if end > start else "what it held is lost"
+        lost = f"offsets {start} to {end - 1} are lost" if end > start else "its content is lost"
         if end == bases[0]:
-            what = f"begin the log at offset {end}; {lost}"
+            what = f"start the log at offset {end}; {lost}"
             if apply:
                 place.mark(end)
                 place.disk.sync_directory(place.path)
         else:
-            what = f"begin the segment anew; {lost}"
+            what = f"start the segment over; {lost}"
             if apply:
                 _begin_anew(place, [base for base in bases if base < start][-1], start, end)
         actions.append(_action(place, Path(gap.path), what, done=apply))
@@ -168,8 +168,8 @@ def _forget_producers(place: LogDirectory, path: Path, *, apply: bool) -> Action
     base = offset_of(path.name, "producers")
     assert base is not None
     what = (
-        f"put an empty one in its place: producers are forgotten as of offset {base}, "
-        "and what they try again from before it is appended again"
+        f"replace it with an empty one: producers are forgotten as of offset {base}, "
+        "and retries of their earlier requests are appended again"
     )
     there = place.disk.inode(path) is not None
     kept = place.beside(path) if there else None
@@ -213,7 +213,7 @@ def _rewrite(place: LogDirectory, mend: Mend) -> list[str]:
 
 
 def _last_ticks(window: SegmentWindow, start: int, end: int) -> int:
-    """The ticks of the last event in a range of sound batches."""
+    """Return the ticks of the last event in a range of sound batches."""
     last_ticks = 0
     while start < end:
         batch = window.batch(start)
@@ -228,7 +228,7 @@ def _keep(place: LogDirectory, base: int, window: SegmentWindow, start: int, end
 
 
 def _lost(offset: int, end: int, ticks: int) -> Iterator[bytes]:
-    """The batches that stand for lost offsets: one, unless there are more than a batch can count."""
+    """Yield the batches that stand for lost offsets: one, unless there are more than a batch can count."""
     for lo in range(offset, end, COUNT_MAX):
         yield encode_lost(lo, ticks + lo - offset, min(end - lo, COUNT_MAX))
 
@@ -242,16 +242,16 @@ def _set_blobs_aside(place: LogDirectory, base: int, hole: Hole) -> None:
 
 
 def _describe(place: LogDirectory, mend: Mend) -> list[tuple[str, str]]:
-    """What is done to a segment, and where the cut bytes go."""
+    """Return what is done to a segment, and where the cut bytes go."""
     steps = []
     if mend.header_damaged:
-        steps.append(("write its header anew", str(place.cut(mend.base, 0))))
+        steps.append(("rewrite its header", str(place.cut(mend.base, 0))))
     for hole in mend.walk.holes:
         lo, hi = hole.offsets
         lost = f"mark offsets {lo} to {hi - 1} as lost" if hi > lo else "no offset is lost"
         steps.append(
             (
-                f"cut bytes {hole.start} to {hole.end} ({hole.problem}); {lost}",
+                f"remove bytes {hole.start} to {hole.end} ({hole.problem}); {lost}",
                 str(place.cut(mend.base, hole.start)) if hole.end > hole.start else "",
             )
         )

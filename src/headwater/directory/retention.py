@@ -1,9 +1,9 @@
 """Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
 
-`due` tells which segments have to go, `delete` takes them away. A segment is deleted under the lock of the log, so that
-neither a repair nor a topic made anew in this place comes in between, and under the lock of its own file, so that no
-sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name;
-the syncs, and giving the space back, come after it. Safe from any thread and process.
+`due` finds the segments to delete, `delete` removes them. A segment is deleted under the lock of the log, so that neither
+a repair nor a topic that is created again comes in between, and under the lock of its own file, so that no sealer renames
+a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name; the syncs come
+after it. Safe from any thread and process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.info import DeletedSegment
 from headwater.log.failures import deleted
 from headwater.log.retention_rules import TICKS_PER_MS, Rules, surplus
 
-Outcome = Literal["deleted", "gone", "busy"]  # by this call, by somebody else, or not because it is being sealed
+Outcome = Literal["deleted", "gone", "busy"]  # by this call, by another process, or not because it is being sealed
 
 
 class SegmentFiles(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def survey(place: LogDirectory, slot: TailSlot) -> list[SegmentFiles]:
 
 
 def due(place: LogDirectory, slot: TailSlot, segments: list[SegmentFiles], rules: Rules) -> list[SegmentFiles]:
-    """The finished segments that have to go, oldest first.
+    """Return the finished segments that have to go, oldest first.
 
     All that is below the active segment is durable, because a roll syncs it: nothing else is ever deleted.
     """
@@ -80,7 +80,7 @@ def outlived(place: LogDirectory, slot: TailSlot, rules: Rules) -> bool:
 
 
 def full(place: LogDirectory, slot: TailSlot, rules: Rules) -> Unavailable | None:
-    """Why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
+    """Return why no new segment may be begun; None if it may: what is due for deletion makes its space afterwards."""
     hard = rules.settings.retention_bytes_hard
     segments = survey(place, slot)
     total = sum(segment.bytes for segment in segments)
@@ -89,17 +89,17 @@ def full(place: LogDirectory, slot: TailSlot, rules: Rules) -> Unavailable | Non
     behind = rules.settings.retention_consumers and rules.passed is not None
     if rules.archived is not None and due(place, slot, segments, msgspec.structs.replace(rules, archived=None)):
         return Unavailable(
-            f"{place} is full: it has {total} bytes, may have {hard}, and what is old is not archived yet",
-            hint="is the archiver running, and the archive in reach? headwater archive",
+            f"{place} is full: it has {total} bytes of at most {hard}, and old segments are not archived yet",
+            hint="is the archiver ('headwater archive') running, and can it reach the archive?",
             code="log_full",
             bytes=total,
             maximum=hard,
         )
     return Unavailable(
-        f"{place} is full: it has {total} bytes, and may have {hard}",
+        f"{place} is full: it has {total} bytes; the limit is {hard}",
         hint="let the slowest consumer catch up, or change the retention: headwater retain"
         if behind
-        else "delete what is old, or change the retention: headwater retain",
+        else "delete old events, or change the retention: headwater retain",
         code="log_full",
         bytes=total,
         maximum=hard,
@@ -150,7 +150,7 @@ def _mark(place: LogDirectory, segments: list[SegmentFiles]) -> None:
 
 
 def orphans(place: LogDirectory, oldest: int) -> dict[int, list[str]]:
-    """What a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
+    """Return what a crash left of deleted segments: the names of files below the oldest segment, by the segment."""
     found: dict[int, list[str]] = {}
     for name in sorted(place.disk.names(place.path)):
         base = _base_of(name)
@@ -172,7 +172,7 @@ def sweep(place: LogDirectory) -> None:
         for base in left:
             _remove_rest(place, base)
     except OSError as error:
-        raise unavailable(place, "what is left of a deleted segment cannot be removed", error) from error
+        raise unavailable(place, "the files of a deleted segment cannot be removed", error) from error
 
 
 def _take_away(place: LogDirectory, base: int, wait_s: float) -> Outcome:
@@ -193,7 +193,7 @@ def _try_to_take_away(place: LogDirectory, base: int) -> Outcome:
     except FileNotFoundError:
         disk.sync_directory(
             place.path
-        )  # whoever removed it may not have come to this, and the next one must not go first
+        )  # the process that removed it may not have come to this, and the next one must not go first
         return "gone"
     with disk.guard(fd):  # closed last, and outside the log's lock: this is what gives the space back
         with _locked(place):
@@ -249,12 +249,12 @@ def _remove_rest(place: LogDirectory, base: int) -> None:
 def _remove(place: LogDirectory, base: int, path: Path) -> None:
     """Remove one file of a deleted segment: under the log's lock, or it might be of a topic made here since."""
     disk = place.disk
-    if disk.is_directory(path):  # somebody put it there, or repair moved it away
+    if disk.is_directory(path):  # a person put it there, or repair moved it away
         with _locked(place):
             if disk.inode(place.segment(base)) is None:
                 disk.remove_tree(path)
         return
-    with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+    with contextlib.suppress(FileNotFoundError):  # another process sweeps too
         fd = disk.open_read(path)
         try:
             with _locked(place):
@@ -265,7 +265,7 @@ def _remove(place: LogDirectory, base: int, path: Path) -> None:
 
 
 def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
-    """The ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
+    """Return the ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
     try:
         return read_header(place, segment.end).previous_ticks
     except (Corrupt, NotFound):
@@ -273,6 +273,9 @@ def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
 
 
 def _base_of(name: str) -> int | None:
-    """The first offset of the segment that a file belongs to; None for files of no segment and unfinished ones."""
+    """Return the first offset of the segment that a file belongs to.
+
+    None for files of no segment and unfinished ones.
+    """
     suffix = name.partition(".")[2]
     return None if name.endswith(".tmp") else offset_of(name, suffix)

@@ -25,7 +25,7 @@ from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
 from headwater.log.packing import Pause, packed, runs, too_large
 
-BUSY_POLL_S = 0.005  # how often to look whether somebody has let go of a segment that they seal
+BUSY_POLL_S = 0.005  # how often to look whether another process has released a segment that it seals
 
 
 def seal(place: LogDirectory, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
@@ -58,7 +58,7 @@ def _index(place: LogDirectory, segment: SegmentFile, pause: Pause) -> None:
 
 
 def unsealed(place: LogDirectory, active: int) -> list[int]:
-    """The finished segments that have no index."""
+    """Return the finished segments that have no index."""
     names = set(place.disk.names(place.path))
     return [base for base in place.segments() if base < active and place.index(base).name not in names]
 

@@ -18,7 +18,7 @@ log = logging.getLogger("headwater")
 
 WORK_S = 0.002  # how long to work before standing back: a thread that computes holds up all who append
 REST = 1.0  # rest per work: half of one core at most
-REST_S_MAX = 0.1  # and not for as long as the process was stopped: whoever closes the log waits for it
+REST_S_MAX = 0.1  # and not for as long as the process was stopped: the caller that closes the log waits for it
 
 
 class Sealer:
@@ -52,7 +52,7 @@ class Sealer:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop soon. What is not sealed stays readable, and is sealed by whoever comes next."""
+        """Stop soon. What is not sealed stays readable, and is sealed by the process that comes next."""
         with self._mutex:
             self._stopping = True
             thread = self._thread
@@ -72,7 +72,7 @@ class Sealer:
                     waiting.clear()
                 except HeadwaterError as error:
                     waiting.popleft()
-                    log.warning("%s could not be sealed, and stays as it is: %s", place, error)
+                    log.warning("%s could not be sealed, and is unchanged: %s", place, error)
 
     def _take(self, waiting: deque[tuple[LogDirectory, Iterator[int]]]) -> bool:
         """Apply the retention of all logs that rolled, and have them wait to be sealed; False at the end."""
@@ -90,7 +90,7 @@ class Sealer:
             except NotFound:
                 continue  # the topic was deleted
             except HeadwaterError as error:
-                log.warning("%s could not delete what is old, and keeps it: %s", place, error)
+                log.warning("%s could not delete old events, and keeps them: %s", place, error)
             waiting.append((place, seal_each(place, pause)))
         return True
 
@@ -102,7 +102,7 @@ class Sealer:
 def seal_all(place: LogDirectory, *, wait: bool = False) -> int:
     """Seal every finished segment of a log that is not sealed; returns how many.
 
-    One that somebody else is at is left to them; with `wait`, until they are done.
+    One that another process is at is left to them; with `wait`, until they are done.
     """
     bases = place.segments()
     sealed = sum(seal_each(place, lambda: None))
@@ -141,7 +141,7 @@ def _seal(place: LogDirectory, base: int, pause: Pause, *, anew: bool = False) -
     except FileNotFoundError:  # removed meanwhile
         return False
     except OSError as error:
-        raise unavailable(place, "a segment cannot be sealed, and stays as it is", error) from error
+        raise unavailable(place, "a segment cannot be sealed, and is unchanged", error) from error
 
 
 class _SealerStopError(Exception):  # it is a signal, not an error

@@ -50,7 +50,7 @@ class Map:
         self.positions = positions
 
     def batch_of(self, offset: int) -> int:
-        """The number of the batch that holds an offset."""
+        """Return the number of the batch that holds an offset."""
         return int(np.searchsorted(self.offsets, offset, "right")) - 1
 
 
@@ -119,7 +119,7 @@ class SegmentFile:
         return True
 
     def stale(self) -> bool:
-        """Whether the file was closed, and another one has its name or none. Else it is open."""
+        """Return whether the file was closed, and another one has its name or none. Else it is open."""
         try:
             with self._using:
                 self._descriptor()
@@ -132,7 +132,7 @@ class SegmentFile:
             return self._disk.pread(self._descriptor(), size, position)
 
     def _descriptor(self) -> int:
-        """The open file, opened again if it was closed. The caller has `_using`."""
+        """Return the open file, opened again if it was closed. The caller has `_using`."""
         self.used = open_files.turn
         if self._fd < 0:
             try:
@@ -147,7 +147,7 @@ class SegmentFile:
         return self._fd
 
     def end_offset(self) -> int:
-        """The offset behind the last event of a finished segment, by its last batch, or else by its index."""
+        """Return the offset behind the last event of a finished segment, by its last batch, or else by its index."""
         try:
             return self._end_offset(self.size())
         except Corrupt:
@@ -168,18 +168,21 @@ class SegmentFile:
         return window.batch(position).end_offset
 
     def identity(self) -> tuple[int, int]:
-        """The id and the size of the file, by which an index names it."""
+        """Return the id and the size of the file, by which an index names it."""
         return self.header.file_id, self.size()
 
     def replaced(self) -> bool:
-        """Whether sealing has put a packed file in the place of this one."""
+        """Return whether sealing has put a packed file in the place of this one."""
         if self.header.packed:
             return False
         with self._using:
             return self._disk.inode(self._place.segment(self.base)) != self._disk.inode(self._descriptor())
 
     def data_end(self, position: int) -> int:
-        """Where bytes other than reserved space, which is zeros, end behind a position; that position if nowhere."""
+        """Return where bytes other than reserved space, which is zeros, end behind a position.
+
+        That position if nowhere.
+        """
         size = self.size()
         rest = (
             np.frombuffer(self.window(position, size).buffer, np.uint8)[-(size - position) :] if size > position else ()
@@ -188,7 +191,7 @@ class SegmentFile:
         return position + -(-(int(there[-1]) + 1) // 8) * 8 if len(there) else position
 
     def window(self, position: int, end: int) -> SegmentWindow:
-        """The bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
+        """Return the bytes from `position` to `end`, at most what is visible. Raises Corrupt if they are not there."""
         if end - position < MAP_BYTES_MIN:
             stored = self._pread(end - position, position)
             found = position + len(stored)
@@ -204,7 +207,10 @@ class SegmentFile:
         return SegmentWindow(mapped[:end], 0, self.path)
 
     def index(self) -> Index | None:
-        """The index of a sealed segment; None if it is missing, damaged or of another file: it is never truth."""
+        """Return the index of a sealed segment.
+
+        None if it is missing, damaged or of another file: it is never truth.
+        """
         if not self._index_tried:
             index = None
             try:
@@ -220,7 +226,7 @@ class SegmentFile:
 
     @property
     def index_damaged(self) -> bool:
-        """Whether there is an index that could not be used when it was looked at."""
+        """Return whether there is an index that could not be used when it was looked at."""
         return self._index_tried and self._index is None
 
     def key_positions(self, hash: int, end: int) -> Positions | None:
@@ -237,7 +243,7 @@ class SegmentFile:
             return None
 
     def batch_at(self, position: int, end: int) -> Batch:
-        """The batch at a position, wherever it is in the segment; `end` is where the readable bytes end."""
+        """Return the batch at a position, wherever it is in the segment; `end` is where the readable bytes end."""
         if self.header.packed:
             return self.window(HEADER_BYTES, end).batch(position)  # it does not grow: one map serves all
         window = self.window(position, min(end, position + BATCH_BYTES))
@@ -249,7 +255,7 @@ class SegmentFile:
         return self.window(position, end).batches(position, offset)
 
     def map(self, end: int) -> Map:
-        """Where the batches up to position `end` are: from the index, else by walking their headers once."""
+        """Return where the batches up to position `end` are: from the index, else by walking their headers once."""
         index = self.index()
         if index is not None:
             return Map(index.offsets, index.ticks, index.positions)
@@ -258,7 +264,7 @@ class SegmentFile:
             return Map(*(np.array(numbers, np.int64) for numbers in self._walked))
 
     def lost(self, end: int) -> Ranges:
-        """The offsets of lost events up to position `end`: from the index, else from the headers of the batches.
+        """Return the offsets of lost events up to position `end`: from the index, else from the headers of the batches.
 
         Raises Corrupt if a header on the way is damaged.
         """
@@ -274,7 +280,10 @@ class SegmentFile:
             return merged(self._walked_lost)
 
     def backwards(self, end: int, offset: int) -> Iterator[Batch]:
-        """The batches that end at position `end` and before, the last first; `offset` is where the last one ends."""
+        """Yield the batches that end at position `end` and before, the last first.
+
+        `offset` is where the last one ends.
+        """
         window = self.window(end, end)
         while end > HEADER_BYTES:
             if end - 4 < window.start:
@@ -330,7 +339,7 @@ class SegmentFile:
 
 
 def read_header(place: LogDirectory, base: int) -> SegmentHeader:
-    """The verified header of a segment."""
+    """Return the verified header of a segment."""
     segment = SegmentFile(place, base)
     try:
         return segment.header

@@ -61,7 +61,7 @@ class Tail:
         return tail
 
     def newest(self) -> TailSlot | None:
-        """The newest valid slot, by a look at memory."""
+        """Return the newest valid slot, by a look at memory."""
         seen, slot = self._looked
         now = self._slots.tobytes()
         while now != seen:
@@ -75,19 +75,19 @@ class Tail:
         return format.newest(bytes(self._map))
 
     def changed(self) -> bool:
-        """Whether anybody has published since this object last looked or published."""
+        """Return whether anybody has published since this object last looked or published."""
         return self._slots.tobytes() != self._looked[0]
 
     def disturbed(self) -> bool:
-        """Whether anybody has published since, or died in the midst of a commit. The caller holds the lock."""
+        """Return whether anybody has published since, or died in the middle of a commit. The caller holds the lock."""
         return self._slots.tobytes() != self._looked[0] or self._words[_BUSY] != 0
 
     def sound(self) -> bool:
-        """Whether no slot is damaged. One that is being written looks damaged for a moment."""
+        """Return whether no slot is damaged. One that is being written looks damaged for a moment."""
         return any(format.sound(self._map.tobytes()) for _ in range(100))
 
     def publish(self, slot: TailSlot) -> None:
-        """Make a slot the newest. The caller holds the lock, and calls `wake` when it has let go of it."""
+        """Make a slot the newest. The caller holds the lock, and calls `wake` when it has released it."""
         self._disk.store(self._map, format.SLOTS_AT[slot.counter & 1], slot.encode())
         if self._words[_BUSY]:
             self._disk.store(self._map, format.BUSY_AT, _CLEAR)
@@ -98,7 +98,7 @@ class Tail:
         self._disk.store(self._map, format.BUSY_AT, _SET)
 
     def busy(self) -> bool:
-        """Whether somebody died in the midst of a commit. The caller holds the lock."""
+        """Return whether a process died in the middle of a commit. The caller holds the lock."""
         return self._words[_BUSY] != 0
 
     def heal(self) -> None:
@@ -122,17 +122,17 @@ class Tail:
             self._disk.wake(self._map, format.WAKE_AT)
 
     def expect(self) -> tuple[memoryview, int, int]:
-        """What to wait on. Call it, look for news once more, and only then wait."""
+        """Return what to wait on. Call it, look for news once more, and only then wait."""
         if self.writable:
             self._words[_WAITING] = 1
         return self._map, format.WAKE_AT, self._words[_WAKE]
 
     def contend(self) -> None:
-        """Say that somebody waits for the lock."""
+        """Say that a process waits for the lock."""
         self._words[_CONTENDED] = 1
 
     def contended(self) -> bool:
-        """Whether somebody waits for the lock; asking clears it."""
+        """Return whether a process waits for the lock; asking clears it."""
         if self._words[_CONTENDED]:
             self._words[_CONTENDED] = 0
             return True

@@ -94,7 +94,10 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
         return self._settled(journaled=journaled)
 
     def recall(self) -> list[Ref] | None:
-        """The answer to its producer's request, if that was committed before; None if not: it can be committed yet."""
+        """Return the answer to its producer's request, if that was committed before.
+
+        None if not: it can be committed yet.
+        """
         self._check()
         if self._producer is None or not _recalled(self._by_log()):
             return None
@@ -112,7 +115,7 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
         super()._add(log, rows)
 
     def _by_log(self) -> dict[LocalLog, list[Rows]]:
-        """What each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
+        """Return what each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
         by_log: dict[LocalLog, list[Rows]] = {}
         for log, rows in self._appends:
             by_log.setdefault(log, []).append(rows)
@@ -123,7 +126,7 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
 
 
 def _recalled(by_log: dict[LocalLog, list[Rows]]) -> bool:
-    """Whether the transaction was committed before; then all its rows learn where they are."""
+    """Return whether the transaction was committed before; then all its rows learn where they are."""
     for log, group in by_log.items():
         with log.transacting() as writer:
             if not writer.recall(group[0]):
@@ -146,7 +149,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     try:
         file = journal.take() if journaled else None
         _commit_held(logs, by_log, moves, journal, file, turns, cursors)
-    finally:  # whatever interrupts this: whoever locks the logs and the cursors next finishes or forgets it
+    finally:  # whatever interrupts this: the process that locks the logs and the cursors next finishes or forgets it
         any(cursors.locks)
         any(turns.locks)
         turns.leave()
@@ -176,15 +179,15 @@ def _commit_held(
             _write(journal, file, parts, cursors)
     except BaseException as error:
         if file is not None and file.committed:
-            raise  # an interrupt, too late: whoever locks the logs next finishes it
+            raise  # an interrupt, too late: the process that locks the logs next finishes it
         # An entry that could be neither written nor made void may yet be found: nobody must append before that.
         doubtful = file is not None and file.unfinished
         for writer, prepared in parts:
             writer.drop(prepared, freeze=doubtful)
         if doubtful and isinstance(error, Exception):
             raise Unavailable(
-                f"whether the transaction is committed is not known: {error}",
-                hint="do not repeat it; see to the disk, open the log again, and look",
+                f"it is not known whether the transaction is committed: {error}",
+                hint="do not repeat it; fix the disk, reopen the log, and check",
                 code="transaction_in_doubt",
             ) from error
         raise
@@ -220,7 +223,7 @@ class _HeldCursors:
         self._held = list(by_path.values())
 
     def begin(self) -> list[JournalMove]:
-        """What the journal is to tell; from now on, whoever finds the files free looks there."""
+        """Return what the journal is to tell; from now on, the process that finds the files free looks there."""
         for cursors in self._held:
             cursors.set_busy(True)
         return [
@@ -258,7 +261,7 @@ def _apply(parts: list[tuple[LogWriter, PreparedWrite]], *, journaled: bool) -> 
         if not journaled:
             raise refused
         raise Unavailable(
-            f"the transaction is committed, and a log could not take its part yet: {refused.message}",
-            hint="do not repeat it; see to the disk: the next append to the log, or opening it again, finishes it",
+            f"the transaction is committed, but one log does not have its events yet: {refused.message}",
+            hint="do not repeat it; fix the disk: the next append to the log, or reopening it, completes it",
             code="transaction_unfinished",
         ) from refused

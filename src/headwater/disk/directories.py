@@ -16,7 +16,7 @@ _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV)  # a system, 
 
 
 def files(disk: Disk, path: Path) -> Iterator[Path]:
-    """All files in a directory and those below it, sorted within each; nothing if it is not there."""
+    """Yield all files in a directory and those below it, sorted within each; nothing if it is not there."""
     for name, is_directory in sorted(disk.entries(path)):
         if is_directory:
             yield from files(disk, path / name)

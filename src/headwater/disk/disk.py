@@ -70,7 +70,7 @@ class Clock:
     random_bytes = staticmethod(secrets.token_bytes)
 
     def ticks(self) -> int:
-        """The wall clock, in ticks. It may step back; whoever needs growing ticks sees to that."""
+        """Return the wall clock, in ticks. It may step back; callers that need increasing ticks ensure that."""
         return time.time_ns() // 100 + UNIX_EPOCH_TICKS
 
     def boot_id(self) -> bytes:
@@ -98,7 +98,7 @@ def _sparing(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
             raise
         if not open_files.spare():
             raise Unavailable(
-                "this process has no file descriptor left",
+                "this process has no file descriptors left",
                 hint="raise its limit ('ulimit -n', or LimitNOFILE= of systemd), or use fewer connections at once",
                 code="too_many_files",
             ) from error
@@ -136,7 +136,7 @@ class Disk:
     def mkdir(self, path: Path, *, ordinary: bool = False) -> None:
         """Make a directory for this user, and for a group where the one above is shared with it.
 
-        An `ordinary` one is for whoever the umask lets in: what is in it is not the log's.
+        An `ordinary` one is for users that the umask lets in: what is in it is not the log's.
         """
         os.mkdir(path, 0o777 if ordinary else 0o700 | _shared(path.parent))
 
@@ -181,7 +181,7 @@ class Disk:
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 | _shared(path.parent) & 0o060)
 
     def create_ordinary(self, path: Path) -> int:
-        """Make a new file for whoever the umask lets read it; it must not exist."""
+        """Make a new file for users that the umask lets read it; it must not exist."""
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
 
     def create_private(self, path: Path) -> int:
@@ -202,7 +202,7 @@ class Disk:
         return os.lseek(fd, 0, os.SEEK_END)
 
     def inode(self, where: int | Path) -> int | None:
-        """What identifies the file behind a descriptor or a path; None if there is none.
+        """Return what identifies the file behind a descriptor or a path; None if there is none.
 
         A file that nobody holds open may leave its number to the next, so the time of its last change is part of it.
         """
@@ -213,18 +213,18 @@ class Disk:
         return found.st_ino << 64 | found.st_mtime_ns
 
     def file_size(self, path: Path) -> int:
-        """Bytes of a file; 0 if it is not there."""
+        """Return bytes of a file; 0 if it is not there."""
         try:
             return os.stat(path).st_size
         except FileNotFoundError:
             return 0
 
     def mode(self, path: Path) -> int:
-        """Who may read and write a file, as nine bits."""
+        """Return who may read and write a file, as nine bits."""
         return os.stat(path).st_mode & 0o777
 
     def writable(self, path: Path) -> bool:
-        """Whether this user may write the file: not on read-only media."""
+        """Return whether this user may write the file: not on read-only media."""
         return os.access(path, os.W_OK)
 
     def write(self, fd: int, data: bytes, position: int) -> None:
@@ -255,18 +255,18 @@ class Disk:
             raise out_of_memory(f"{path} cannot be read") from error
 
     def is_directory(self, path: Path) -> bool:
-        """Whether a directory has this name."""
+        """Return whether a directory has this name."""
         return path.is_dir()
 
     def names(self, path: Path | int) -> list[str]:
-        """What a directory holds; nothing if it is not there."""
+        """Return what a directory holds; nothing if it is not there."""
         try:
             return _sparing(lambda: os.listdir(path))
         except FileNotFoundError:
             return []
 
     def sizes(self, path: Path) -> dict[str, int]:
-        """What a directory holds, and the bytes of each; nothing if it is not there."""
+        """Return what a directory holds, and the bytes of each; nothing if it is not there."""
         found: dict[str, int] = {}
         with contextlib.suppress(FileNotFoundError), _sparing(os.scandir, path) as entries:
             for entry in entries:
@@ -275,7 +275,7 @@ class Disk:
         return found
 
     def entries(self, path: Path) -> list[tuple[str, bool]]:
-        """What a directory holds, and whether each is a directory; nothing if there is no such directory."""
+        """Return what a directory holds, and whether each is a directory; nothing if there is no such directory."""
         try:
             with _sparing(os.scandir, path) as entries:
                 return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -283,7 +283,7 @@ class Disk:
             return []
 
     def status(self, where: int | Path) -> os.stat_result:
-        """The size and the times of a file, by its descriptor or its path."""
+        """Return the size and the times of a file, by its descriptor or its path."""
         return os.stat(where)
 
     def touch(self, path: Path) -> None:
@@ -307,7 +307,7 @@ class Disk:
     def replace(self, path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
         """Put a whole file in place, or leave what was there: temporary file, sync, rename, sync of the directory.
 
-        A private one may be read by this user alone, or by whoever could read the one before.
+        A private one may be read by this user alone, or by users who could read the one before.
         """
         with self.replacing(path, sync=sync, private=private) as fd:
             self.write(fd, data, 0)
@@ -318,7 +318,7 @@ class Disk:
     ) -> Iterator[int]:
         """A new file to write, which takes the name `path` when the block ends, durably; if that raises, it is gone.
 
-        An `ordinary` one may be read by whoever the umask lets.
+        An `ordinary` one may be read by users that the umask lets.
         """
         make = self.create_private if private else self.create_ordinary if ordinary else self.create
         temporary, fd = self.create_temporary(path, make)
@@ -348,7 +348,7 @@ class Disk:
             os.fchmod(fd, found.st_mode & 0o777)
 
     def create_temporary(self, path: Path, make: Callable[[Path], int] | None = None) -> tuple[Path, int]:
-        """A new file beside `path`, locked until its `release` so that nobody sweeps it away."""
+        """Return a new file beside `path`, locked until its `release` so that nobody sweeps it away."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
             fd = (make or self.create)(temporary)
@@ -409,11 +409,11 @@ class Disk:
         self.close(fd)
 
     def shared_word(self) -> mmap.mmap:
-        """A word of memory of this process alone that its threads can wait on."""
+        """Return a word of memory of this process alone that its threads can wait on."""
         return mmap.mmap(-1, mmap.PAGESIZE)
 
     def wake(self, mapped: Any, position: int) -> None:
-        """Wake whoever waits on the word at `position` of a shared map, in any process."""
+        """Wake the threads that wait on the word at `position` of a shared map, in any process."""
         futex.wake(mapped, position)
 
     def wait(self, words: Sequence[Word], timeout_s: float) -> None:
@@ -423,12 +423,12 @@ class Disk:
 
 def _not_a_file(path: Path) -> Corrupt:
     return Corrupt(
-        f"{path} is a directory, and must be a file",
+        f"{path} is a directory, but must be a file",
         hint="move it away, and restore the file from a backup",
         path=str(path),
         position=0,
         size=0,
-        reason="it is a directory, and must be a file",
+        reason="it is a directory, but must be a file",
     )
 
 

@@ -1,6 +1,6 @@
 """A flag that threads wait for.
 
-As `threading.Event`, but in steps that are C: a signal handler that raises in the midst of `Event.set` or `Event.wait`
+As `threading.Event`, but in steps that are C: a signal handler that raises in the middle of `Event.set` or `Event.wait`
 leaves its lock taken, and every other thread stuck. A wake-up that is lost here costs `PATIENCE_S`.
 """
 
@@ -22,7 +22,7 @@ class Latch:
         self._closed.acquire()
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """Return whether it is set."""
         return self._set
 
     def set(self) -> None:

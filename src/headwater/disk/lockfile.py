@@ -22,7 +22,7 @@ def locked(path: Path, disk: Disk, clock: Clock, wait_s: float) -> FileIO:
         if not wait_for_lock(disk.try_lock, file.fileno(), clock, wait_s):
             raise Unavailable(
                 f"{path} is locked by another process",
-                hint=f"is one stopped or stuck? 'fuser {path}' names it",
+                hint=f"is a process stopped or stuck? 'fuser {path}' shows it",
                 code="locked",
             )
     except BaseException:

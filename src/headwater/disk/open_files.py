@@ -24,7 +24,7 @@ class Holder(Protocol):
     used: int  # the `turn` of its last use
 
     def rest(self) -> bool:
-        """Close its files, if nobody is using them; False if somebody is. Never waits."""
+        """Close its files, if they are not in use; False if they are. Never waits."""
         ...
 
 
@@ -32,20 +32,20 @@ class OpenFiles:
     """The holders of one process."""
 
     def __init__(self) -> None:
-        self.turn = 0  # grows whenever somebody opens files; whoever uses its own notes it
+        self.turn = 0  # grows whenever files are opened; an owner notes it when it uses its own
         self._holders: dict[int, ReferenceType[Holder]] = {}  # by identity: each leaves with its files, at the latest
         self._count = 0
         self._mutex = threading.RLock()  # protects the two; reentrant, for a holder that is collected meanwhile
 
     @property
     def most(self) -> int:
-        """How many files the logs may keep open."""
+        """Return how many files the logs may keep open."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return FILES_MAX if soft == resource.RLIM_INFINITY else min(FILES_MAX, soft // SHARE)
 
     @property
     def many(self) -> bool:
-        """Whether so many are open that it is time to keep fewer."""
+        """Return whether so many are open that it is time to keep fewer."""
         return self._count > self.most // 2
 
     def opened(self, holder: Holder) -> None:

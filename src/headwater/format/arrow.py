@@ -47,7 +47,7 @@ _ID_DIGITS = [*zip((*range(8), *range(9, 13), *range(15, 18)), range(56, -1, -4)
 
 @cache
 def pyarrow() -> Any:
-    """The module, imported where it is first needed."""
+    """Return the module, imported where it is first needed."""
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:
@@ -55,7 +55,7 @@ def pyarrow() -> Any:
 
 
 def schema(columns: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of these columns; raises Invalid for an unknown one."""
+    """Return the Arrow schema of these columns; raises Invalid for an unknown one."""
     return _schema(tuple(columns))
 
 
@@ -169,7 +169,7 @@ class _Chunks:
 
 
 def _constant_type(piece: BatchSlice) -> bytes | None:
-    """The type that all events of a batch share; None if there are several."""
+    """Return the type that all events of a batch share; None if there are several."""
     column = piece.batch.column(TYPE)
     if column is None:
         return b""
@@ -177,7 +177,7 @@ def _constant_type(piece: BatchSlice) -> bytes | None:
 
 
 def _ranges(starts: I64, counts: I64) -> I64:
-    """The numbers from each start on, as many as its count, one after the other."""
+    """Return the numbers from each start on, as many as its count, one after the other."""
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + counts[0], dtype=np.int64)
     ends = np.cumsum(counts)
@@ -188,7 +188,7 @@ def _ranges(starts: I64, counts: I64) -> I64:
 
 
 def ids(ticks: I64, node: int) -> Any:
-    """The ids of these ticks as text: all digits of one place at once."""
+    """Return the ids of these ticks as text: all digits of one place at once."""
     texts = np.empty((len(ticks), _ID_CHARACTERS), np.uint8)
     texts[:] = np.frombuffer(id_text(0, node).encode(), np.uint8)
     for at, shift in _ID_DIGITS:
@@ -208,7 +208,7 @@ def _numbers(type: Any, values: Any) -> Any:
 
 
 def _data_bytes(batch: Batch) -> Any:
-    """How long the data of each event is."""
+    """Return how long the data of each event is."""
     if batch.flags & BLOB:
         return np.array([batch.blob_reference()[0]], np.int64)
     column = batch.column(DATA)
@@ -240,7 +240,7 @@ def _copies(value: bytes, type: Any, count: int) -> Any:
     pa = pyarrow()
     offsets = np.arange(count + 1, dtype=np.int64) * len(value)
     if offsets[-1] > _I32_MAX:
-        raise TooLarge(f"{count} values of {len(value)} bytes are too much for one array")
+        raise TooLarge(f"{count} values of {len(value)} bytes are too large for one array")
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(value * count)]
     return pa.Array.from_buffers(type, count, buffers)
 
@@ -262,7 +262,7 @@ def _binary(column: Column, lo: int, hi: int) -> Any:
 
 
 def _coded_types(piece: BatchSlice) -> Any:
-    """The types of a batch that has several."""
+    """Return the types of a batch that has several."""
     column = piece.batch.column(TYPE)
     assert column is not None
     assert column.offsets is not None
@@ -290,7 +290,7 @@ def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content,
     unknown = [name for name in names if name not in ("data", "key", "type", "meta")]
     if unknown:
         raise Invalid(
-            f"an Arrow table has no use for {', '.join(unknown)}",
+            f"unknown columns of an Arrow table: {', '.join(unknown)}",
             hint="columns are data, key, type and meta; drop or rename others",
         )
     said, data = data_of(batch, content)
@@ -311,7 +311,7 @@ def data_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content, Co
     pa = pyarrow()
     if "data" not in batch.schema.names:
         raise Invalid(
-            f"an Arrow table needs a column 'data', and has {', '.join(batch.schema.names)}",
+            f"an Arrow table needs a column 'data'; this one has {', '.join(batch.schema.names)}",
             hint="columns are data, key, type and meta; drop or rename others",
         )
     data = _decoded(batch.column("data"))
@@ -322,7 +322,7 @@ def data_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content, Co
 
 
 def split(table: Any, events_max: int) -> list[Any]:
-    """A table, or a record batch, in parts that each make a good batch of a log; none of them is empty."""
+    """Return a table, or a record batch, in parts that each make a good batch of a log; none of them is empty."""
     pa = pyarrow()
     whole = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     rows = max(1, min(events_max, APPEND_BYTES * whole.num_rows // max(1, whole.nbytes)))
@@ -330,18 +330,18 @@ def split(table: Any, events_max: int) -> list[Any]:
 
 
 def values_of(array: Any) -> list[bytes | None]:
-    """The values of an Arrow array of bytes or text."""
+    """Return the values of an Arrow array of bytes or text."""
     column = column_of(array)
     return [None] * len(array) if column is None else column.values(0, len(array))
 
 
 def _decoded(array: Any) -> Any:
-    """An array without a dictionary."""
+    """Return an array without a dictionary."""
     return array.cast(array.type.value_type) if pyarrow().types.is_dictionary(array.type) else array
 
 
 def _as_binary(array: Any) -> Any:
-    """An array of bytes or text, without a dictionary, as bytes."""
+    """Return an array of bytes or text, without a dictionary, as bytes."""
     pa = pyarrow()
     if array.type == pa.string():
         array = array.view(pa.binary())  # a tenth of a cast's time
@@ -354,7 +354,7 @@ def _as_binary(array: Any) -> Any:
 
 
 def column_of(array: Any) -> Column | None:
-    """A plain column over the buffers of an Arrow array; None if all of it is null."""
+    """Return a plain column over the buffers of an Arrow array; None if all of it is null."""
     array = _decoded(array)
     if array.null_count == len(array):
         return None
@@ -370,7 +370,7 @@ def column_of(array: Any) -> Column | None:
 
 
 def _type_column(array: Any) -> Column | None:
-    """A column of few distinct values: they are looked at, the rows are not."""
+    """Return a column of few distinct values: they are looked at, the rows are not."""
     array = _decoded(array)
     if array.null_count == len(array):
         return None

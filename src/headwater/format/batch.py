@@ -52,7 +52,7 @@ def encode_one(
     flags: int = 0,
     producer: bytes | None = None,
 ) -> bytes:
-    """The bytes of a batch of one event, fast: every column is constant."""
+    """Return the bytes of a batch of one event, fast: every column is constant."""
     n = 1 + bool(type) + (key is not None) + (meta is not None) + (producer is not None)
     at = HEADER_BYTES + ENTRY_BYTES * n
     code = _CONTENT_CODE[content]
@@ -91,7 +91,7 @@ def encode(
     flags: int = 0,
     zstd: bool = False,
 ) -> bytes:
-    """The bytes of a batch. `columns` are by kind, in ascending order; None means absent."""
+    """Return the bytes of a batch. `columns` are by kind, in ascending order; None means absent."""
     stored: list[tuple[int, int, list[Any], int]] = []
     if ticks is not None and not _consecutive(ticks):
         stored.append((TICKS, *_encode_ticks(ticks)))
@@ -126,13 +126,13 @@ def encode(
 
 
 def _end(at: int) -> bytes:
-    """What closes a batch whose columns end at `at`: padding, and its size, for reading backwards."""
+    """Return what closes a batch whose columns end at `at`: padding, and its size, for reading backwards."""
     padding = -(at + 4) & 7
     return _PADDING[padding] + _U32.pack(at + padding + 4)
 
 
 def encode_lost(base_offset: int, base_ticks: int, count: int) -> bytes:
-    """The bytes of a batch that stands for `count` events that were damaged and cut."""
+    """Return the bytes of a batch that stands for `count` events that were damaged and cut."""
     return encode(base_offset, base_ticks, count, "bytes", {}, flags=LOST)
 
 
@@ -197,22 +197,22 @@ class Batch:
         return self.position + self.size
 
     def stored(self) -> memoryview:
-        """The bytes of the batch, every column verified."""
+        """Return the bytes of the batch, every column verified."""
         self.validate()
         return self.raw()
 
     def raw(self) -> memoryview:
-        """The bytes of the batch; its columns are not verified, and carry their checksums with them."""
+        """Return the bytes of the batch; its columns are not verified, and carry their checksums with them."""
         start = self.position - self._shift
         return self.buffer[start : start + self.size]
 
     @property
     def kinds(self) -> list[int]:
-        """The kinds of its columns."""
+        """Return the kinds of its columns."""
         return [entry[0] for entry in self._table]
 
     def bytes_claimed(self) -> int:
-        """Bytes of all columns once they are decompressed, as they claim; nothing is decompressed to tell."""
+        """Return bytes of all columns once they are decompressed, as they claim; nothing is decompressed to tell."""
         sizes = []
         for kind, encoding, start, end, _, _ in self._table:
             try:
@@ -223,7 +223,7 @@ class Batch:
         return sum(sizes)
 
     def column(self, kind: int) -> Column | None:
-        """The column, verified; None if it is absent."""
+        """Return the column, verified; None if it is absent."""
         column = self._checked.get(kind)
         if column is None:
             for entry in self._table:
@@ -232,14 +232,14 @@ class Batch:
         return column
 
     def only(self, kind: int) -> bytes | None:
-        """The value of a column in a batch of one event."""
+        """Return the value of a column in a batch of one event."""
         column = self.column(kind)
         if column is None:
             return None
         return bytes(column.data) if column.offsets is None else column.values(0, 1)[0]
 
     def ticks(self) -> I64:
-        """The ticks of each event."""
+        """Return the ticks of each event."""
         for entry in self._table:
             if entry[0] == TICKS:
                 if entry[1] not in (PLAIN, RUNS):
@@ -252,7 +252,7 @@ class Batch:
 
     @property
     def has_own_ticks(self) -> bool:
-        """Whether the ticks are not simply consecutive from the base ticks."""
+        """Return whether the ticks are not simply consecutive from the base ticks."""
         return bool(self._table) and self._table[0][0] == TICKS
 
     @property
@@ -263,7 +263,7 @@ class Batch:
 
     @property
     def producer(self) -> bytes | None:
-        """Who appended it, if they said so: the bytes of a producer's stamp (see `format.producers`)."""
+        """Return who appended it, if they said so: the bytes of a producer's stamp (see `format.producers`)."""
         if not self._table or self._table[-1][0] != PRODUCER:
             return None
         column = self.column(PRODUCER)
@@ -271,7 +271,7 @@ class Batch:
         return bytes(column.data)
 
     def blob_reference(self) -> tuple[int, int, int]:
-        """Size, chunk bytes and CRC of the table of the blob that holds the data."""
+        """Return size, chunk bytes and CRC of the table of the blob that holds the data."""
         data = self.column(DATA)
         if self.count == 1 and data is not None and data.offsets is None and len(data.data) == _BLOB_REFERENCE.size:
             size, chunk_bytes, crc = _BLOB_REFERENCE.unpack(data.data)
@@ -335,7 +335,7 @@ class Batch:
 
 
 def decode(buffer: memoryview, position: int, end: int, path: str = "", shift: int = 0) -> Batch:
-    """The batch at `position` of the buffer, its header verified.
+    """Return the batch at `position` of the buffer, its header verified.
 
     `end` is where the readable bytes end; `path` and `shift` say where in which file the buffer begins.
     """
@@ -383,7 +383,7 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
     which = f", offsets {offsets[0]} to {offsets[1] - 1}" if offsets else ""
     return Corrupt(
         f"{reason}{place}, bytes {position} to {position + size}{which}",
-        hint="run 'headwater check', then 'headwater repair', which keeps what it cuts" if path else "",
+        hint="run 'headwater check', then 'headwater repair', which keeps the bytes it removes" if path else "",
         path=path,
         position=position,
         size=size,
@@ -410,7 +410,7 @@ def torn(buffer: memoryview, position: int, offset: int) -> bool:
 
 
 def size_before(buffer: memoryview, position: int) -> int:
-    """The size of the batch that ends at `position`, unchecked."""
+    """Return the size of the batch that ends at `position`, unchecked."""
     size: int = _U32.unpack_from(buffer, position - 4)[0]
     return size
 
@@ -448,7 +448,7 @@ def _encode_ticks(ticks: I64) -> tuple[int, list[Any], int]:
 
 
 def _decode_ticks(encoding: int, stored: memoryview, count: int) -> I64:
-    """The ticks of each event; raises ValueError if they are not as many as the events."""
+    """Return the ticks of each event; raises ValueError if they are not as many as the events."""
     if encoding == PLAIN:
         if len(stored) != count * 8:
             raise ValueError("too few or too many")

@@ -20,13 +20,13 @@ def table_crc(crcs: npt.NDArray[np.uint32]) -> int:
 
 
 def encode_trailer(size: int, chunk_bytes: int, crcs: npt.NDArray[np.uint32]) -> bytes:
-    """What follows the data: the table of CRCs and the footer."""
+    """Return what follows the data: the table of CRCs and the footer."""
     footer = _FOOTER.pack(MAGIC, size, chunk_bytes, table_crc(crcs), 0)
     return crcs.tobytes() + footer + crc32c(footer).to_bytes(4, "little")
 
 
 def decode_trailer(stored: bytes, reference: tuple[int, int, int]) -> npt.NDArray[np.uint32]:
-    """The CRC of each chunk, after checking all against the reference in the batch."""
+    """Return the CRC of each chunk, after checking all against the reference in the batch."""
     size, chunk_bytes, crc = reference
     expected = -(-size // chunk_bytes) * 4 + FOOTER_BYTES
     footer = stored[-FOOTER_BYTES:-4]

@@ -26,7 +26,7 @@ class Codec(NamedTuple):
 
 @cache
 def codec() -> Codec:
-    """The codec of BSON. Raises Unsupported where it is not installed."""
+    """Return the codec of BSON. Raises Unsupported where it is not installed."""
     try:
         import bson
         from bson.binary import UuidRepresentation

@@ -47,12 +47,12 @@ class Column:
 
     @classmethod
     def of(cls, values: Sequence[bytes]) -> Column:
-        """A plain column of byte strings."""
+        """Return a plain column of byte strings."""
         return cls(len(values), b"".join(values), _offsets(np.fromiter(map(len, values), np.int64, len(values))))
 
     @classmethod
     def of_optional(cls, values: Sequence[bytes | None]) -> Column | None:
-        """A plain column in which None is null; None if all of them are."""
+        """Return a plain column in which None is null; None if all of them are."""
         values = values if type(values) is list else list(values)  # of users: `count` may mean something else
         absent = values.count(None)
         if absent == len(values):
@@ -66,7 +66,7 @@ class Column:
 
     @classmethod
     def of_repeated(cls, values: Sequence[bytes]) -> Column | None:
-        """A column of few distinct values: constant, else a dictionary, else plain. None if all are empty."""
+        """Return a column of few distinct values: constant, else a dictionary, else plain. None if all are empty."""
         codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
         if len(codes) == 1:
             value = next(iter(codes))
@@ -88,7 +88,7 @@ class Column:
         return cls(len(codes), values.data, values.offsets, codes.astype(width, copy=False))
 
     def encode(self) -> tuple[int, list[Any], int]:
-        """The encoding, the buffers and their size in bytes."""
+        """Return the encoding, the buffers and their size in bytes."""
         if self.offsets is None or (self.count == 1 and self.valid is None and self.codes is None):
             return CONSTANT, [self.data], len(self.data)
         size = self.offsets.nbytes + len(self.data)
@@ -143,18 +143,18 @@ class Column:
             raise Corrupt("a code of a column is outside its dictionary")
 
     def distinct(self) -> list[bytes]:
-        """The values, each of a dictionary's or of a constant once."""
+        """Return the values, each of a dictionary's or of a constant once."""
         size = 1 if self.offsets is None else len(self.offsets) - 1
         return [value or b"" for value in Column(size, self.data, self.offsets).values(0, size)]
 
     def present(self) -> Bools:
-        """Which values are not null."""
+        """Return which values are not null."""
         if self.valid is None:
             return np.ones(self.count, np.bool_)
         return np.unpackbits(self.valid, count=self.count, bitorder="little").view(np.bool_)
 
     def values(self, lo: int, hi: int) -> list[bytes | None]:
-        """The values of the events `lo` to `hi` of the batch."""
+        """Return the values of the events `lo` to `hi` of the batch."""
         if self.offsets is None:
             return [bytes(self.data)] * (hi - lo)
         if self.codes is not None:
@@ -170,7 +170,7 @@ class Column:
         return found
 
     def take(self, rows: I64) -> list[bytes | None]:
-        """The values of some events of the batch."""
+        """Return the values of some events of the batch."""
         if self.offsets is None:
             return [bytes(self.data)] * len(rows)
         at = rows if self.codes is None else self.codes[rows]
@@ -182,7 +182,7 @@ class Column:
         return found
 
     def pick(self, rows: I64) -> Column | None:
-        """A column of some of the values; None if all of those are null."""
+        """Return a column of some of the values; None if all of those are null."""
         if self.offsets is None:
             return Column(len(rows), self.data)
         if self.codes is not None:
@@ -190,7 +190,7 @@ class Column:
         return Column.of_optional(self.take(rows))
 
     def slice(self, lo: int, hi: int) -> Column:
-        """A column of the values of the events `lo` to `hi`; bytes are not copied."""
+        """Return a column of the values of the events `lo` to `hi`; bytes are not copied."""
         if self.offsets is None:
             return Column(hi - lo, self.data)
         if self.codes is not None:
@@ -200,7 +200,7 @@ class Column:
         return Column(hi - lo, self.data[offsets[0] : offsets[-1]], offsets - offsets[0], None, valid)
 
     def equals(self, value: bytes) -> Bools:
-        """Which values equal `value`, by their lengths first."""
+        """Return which values equal `value`, by their lengths first."""
         if self.offsets is None:
             return np.full(self.count, bytes(self.data) == value)
         if self.codes is not None:
@@ -213,7 +213,7 @@ class Column:
         return self._of_equal_bytes(value, mask) if value and mask.any() else mask
 
     def _of_equal_bytes(self, value: bytes, mask: Bools) -> Bools:
-        """Which of the values in the mask, which are as long as `value`, are equal to it.
+        """Return which of the values in the mask, which are as long as `value`, are equal to it.
 
         Word by word, each time only where all before were equal; the last word overlaps the one before it.
         """
@@ -239,12 +239,12 @@ class Column:
         return found
 
     def bytes_of(self) -> int:
-        """Bytes that the values take; a value that all share counts once."""
+        """Return bytes that the values take; a value that all share counts once."""
         return len(self.data)
 
 
 def concat(columns: Sequence[Column | None], counts: Sequence[int]) -> Column | None:
-    """One plain column of all values in order, where None stands for `count` nulls. None if all are."""
+    """Return one plain column of all values in order, where None stands for `count` nulls. None if all are."""
     if all(column is None for column in columns):
         return None
     if any(column is None or column.valid is not None for column in columns):
@@ -301,18 +301,21 @@ def _offsets(lengths: npt.NDArray[Any]) -> I32:
 
 
 def _words(data: Bytes, width: int) -> npt.NDArray[Any]:
-    """The number of so many bytes that begins at each position."""
+    """Return the number of so many bytes that begins at each position."""
     return np.ndarray((len(data) - width + 1,), f"<u{width}", data, 0, (1,))
 
 
 def compress(buffers: list[Any]) -> bytes:
-    """One zstd frame, with its content size, of the buffers."""
+    """Return one zstd frame, with its content size, of the buffers."""
     frame: bytes = _zstd().ZstdCompressor(level=3).compress(b"".join(buffers))
     return frame
 
 
 def bytes_of_frame(frame: memoryview) -> int:
-    """How many bytes a zstd frame claims to hold; raises Corrupt if it does not say so, or more than any column has."""
+    """Return how many bytes a zstd frame claims to hold.
+
+    Raises Corrupt if it does not say so, or more than any column has.
+    """
     zstd = _zstd()
     try:
         size: int = zstd.frame_content_size(frame)

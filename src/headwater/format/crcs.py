@@ -22,7 +22,7 @@ _LAST = np.array([2**64 - 2 ** (64 - 8 * length) for length in range(9)], np.uin
 
 
 def crc32c_of_each(column: Column) -> I64:
-    """The checksum of each value; of one that is null, that of no bytes. One for a constant column."""
+    """Return the checksum of each value; of one that is null, that of no bytes. One for a constant column."""
     if column.offsets is None:
         return np.array([crc32c(bytes(column.data))], np.int64)
     if column.codes is not None:
@@ -65,19 +65,19 @@ def _add(found: U32, data: bytes | memoryview, ends: I64, lengths: I32) -> None:
 
 @cache
 def _zeros() -> U32:
-    """The checksum of so many zeros."""
+    """Return the checksum of so many zeros."""
     return np.array([crc32c(bytes(length)) for length in range(LENGTH_MAX + 1)], np.uint32)
 
 
 @cache
 def _added_pair(behind: int) -> U32:
-    """What two bytes, as a number whose lower half comes first, change with so many bytes behind them."""
+    """Return what two bytes, as a number whose lower half comes first, change with so many bytes behind them."""
     return (_added(behind)[:, np.newaxis] ^ _added(behind + 1)[np.newaxis, :]).ravel()
 
 
 @cache
 def _added(behind: int) -> U32:
-    """What each byte changes with so many bytes behind it."""
+    """Return what each byte changes with so many bytes behind it."""
     zeros = bytes(behind)
     return np.array([crc32c(bytes([byte]) + zeros) for byte in range(256)], np.uint32) ^ np.uint32(
         crc32c(b"\0" + zeros)

@@ -43,7 +43,7 @@ class CursorsHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def file_bytes(self) -> int:
-        """How long the whole file is."""
+        """Return how long the whole file is."""
         return SLOTS_AT + PAIR_BYTES * self.partitions
 
 
@@ -56,7 +56,7 @@ class Words(msgspec.Struct, frozen=True, gc=False):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, gc=False):
-    """Somebody who reads as this consumer, until `expiry_ns` of the monotonic clock."""
+    """A member that reads as this consumer, until `expiry_ns` of the monotonic clock."""
 
     id: bytes
     expiry_ns: int
@@ -95,21 +95,21 @@ class CursorSlot(msgspec.Struct, frozen=True, gc=False):
         return packed + _CRC.pack(crc32c(packed))
 
     def leased(self, boot_id: bytes, now_ns: int) -> bool:
-        """Whether somebody has the right to read the partition now."""
+        """Return whether a member has the right to read the partition now."""
         return self.owner != NOBODY and self.boot_id == boot_id and now_ns < self.expiry_ns
 
     def failures_at(self, offset: int) -> int:
-        """How often handling the event at an offset has failed, as far as is stored."""
+        """Return how often handling the event at an offset has failed, as far as is stored."""
         return self.failures if self.failing == offset else 0
 
 
 def slot_at(partition: int, counter: int) -> int:
-    """The position of the slot with this counter."""
+    """Return the position of the slot with this counter."""
     return SLOTS_AT + PAIR_BYTES * partition + SLOT_BYTES * (counter & 1)
 
 
 def encode(header: CursorsHeader, boot_id: bytes, slots: list[CursorSlot]) -> bytes:
-    """A whole new file, without members."""
+    """Return a whole new file, without members."""
     pairs = bytearray(PAIR_BYTES * header.partitions)
     for partition, slot in enumerate(slots):
         at = slot_at(partition, slot.counter) - SLOTS_AT
@@ -131,19 +131,19 @@ def decode_header(stored: bytes) -> CursorsHeader:
 
 
 def encode_words(words: Words) -> bytes:
-    """The volatile words with what is reserved behind them."""
+    """Return the volatile words with what is reserved behind them."""
     packed = _WORDS.pack(words.busy, words.unsynced, bytes(8), words.boot_id)
     return packed + bytes(MEMBERS_AT - BUSY_AT - len(packed))
 
 
 def decode_words(stored: bytes) -> Words:
-    """The volatile words, from position 64 of the file."""
+    """Return the volatile words, from position 64 of the file."""
     busy, unsynced, _, boot_id = _WORDS.unpack_from(stored)
     return Words(busy, unsynced, boot_id)
 
 
 def decode_members(stored: bytes) -> list[MemberRecord | None]:
-    """The table of members, from position 128 of the file; None where a record is free or damaged."""
+    """Return the table of members, from position 128 of the file; None where a record is free or damaged."""
     return [_decode_member(stored[at : at + MEMBER_BYTES]) for at in range(0, MEMBERS_BYTES, MEMBER_BYTES)]
 
 
@@ -155,7 +155,7 @@ def _decode_member(stored: bytes) -> MemberRecord | None:
 
 
 def decode_slot(stored: bytes) -> CursorSlot | None:
-    """The slot, or None if it was never written, is being written or is damaged."""
+    """Return the slot, or None if it was never written, is being written or is damaged."""
     packed = stored[: SLOT_BYTES - 4]
     if _CRC.pack(crc32c(packed)) != stored[SLOT_BYTES - 4 :]:
         return None
@@ -164,13 +164,13 @@ def decode_slot(stored: bytes) -> CursorSlot | None:
 
 
 def sound(pair: bytes) -> bool:
-    """Whether no slot of the two is damaged. One that is being written looks damaged for a moment."""
+    """Return whether no slot of the two is damaged. One that is being written looks damaged for a moment."""
     slots = pair[:SLOT_BYTES], pair[SLOT_BYTES:PAIR_BYTES]
     return all(decode_slot(slot) is not None or not any(slot) for slot in slots)
 
 
 def newest(pair: bytes) -> CursorSlot | None:
-    """The valid slot with the higher counter of the two of a partition; None if there is none."""
+    """Return the valid slot with the higher counter of the two of a partition; None if there is none."""
     first, second = pair[:SLOT_BYTES], pair[SLOT_BYTES:PAIR_BYTES]
     if int.from_bytes(first[:8], "little") < int.from_bytes(second[:8], "little"):
         first, second = second, first

@@ -26,7 +26,7 @@ _SIGN = b'"$'  # how the names of Extended JSON begin
 
 
 def encode(value: Any) -> bytes:
-    """A value in relaxed Extended JSON; raises TypeError or ValueError for what has no such form."""
+    """Return a value in relaxed Extended JSON; raises TypeError or ValueError for what has no such form."""
     plain, exact = _encoders()
     try:
         return plain(value).encode()
@@ -35,7 +35,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_change(change: Change) -> bytes:
-    """A change: only what it has."""
+    """Return a change: only what it has."""
     told: dict[str, Any] = {"kind": change.kind, "place": change.place}
     if change.kind != "reset":
         told["id"] = change.id
@@ -45,21 +45,21 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_document(line: bytes) -> Document:
-    """The document of a line; raises ValueError."""
+    """Return the document of a line; raises ValueError."""
     if _SIGN not in line:
         return _decode_document(line)
     return msgspec.convert(decode(line), Document)
 
 
 def decode_change(line: bytes) -> Change:
-    """The change of a line; raises ValueError."""
+    """Return the change of a line; raises ValueError."""
     if _SIGN not in line:
         return _decode_change(line)
     return msgspec.convert(decode(line), Change)
 
 
 def decode(text: bytes) -> Any:
-    """A value, with BSON's types where there is its codec; raises ValueError."""
+    """Return a value, with BSON's types where there is its codec; raises ValueError."""
     loads = _loads() if _SIGN in text else None
     if loads is not None:
         try:
@@ -71,7 +71,7 @@ def decode(text: bytes) -> Any:
 
 @cache
 def _encoders() -> tuple[Callable[[Any], str], Callable[[Any], str]]:
-    """What encodes nearly everything, and what encodes the rest, slowly."""
+    """Return what encodes nearly everything, and what encodes the rest, slowly."""
     options, json_util = _codec()
 
     def other(value: Any) -> Any:
@@ -107,7 +107,7 @@ def _loads() -> Any:
 
 
 def _codec() -> tuple[Any, Any]:
-    """What becomes of each type, and what knows how; None where BSON's codec is not installed."""
+    """Return what becomes of each type, and what knows how; None where BSON's codec is not installed."""
     try:
         from bson import json_util
         from bson.binary import UuidRepresentation

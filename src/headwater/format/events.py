@@ -36,7 +36,7 @@ class BatchLog(Protocol):
         ...
 
     def blob(self, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
         ...
 
 
@@ -58,64 +58,64 @@ class EventBatch:
 
     @property
     def piece(self) -> arrow.BatchSlice:
-        """The range of the stored batch that it covers."""
+        """Return the range of the stored batch that it covers."""
         return arrow.BatchSlice(self._batch, self._lo, self._hi)
 
     @property
     def picked(self) -> bool:
-        """Whether only some events of the range are in it."""
+        """Return whether only some events of the range are in it."""
         return self.rows is not None
 
     @property
     def partition(self) -> int:
-        """The partition that the batch is of."""
+        """Return the partition that the batch is of."""
         return self.log.partition
 
     @property
     def size(self) -> int:
-        """About how many bytes its events take in the log; a huge event's data is not counted."""
+        """Return about how many bytes its events take in the log; a huge event's data is not counted."""
         return self._batch.size * len(self) // self._batch.count
 
     @property
     def huge_bytes(self) -> int:
-        """The size of a huge event's data, if it is loaded with the event; else 0."""
+        """Return the size of a huge event's data, if it is loaded with the event; else 0."""
         if not self._batch.flags & BLOB:
             return 0
         size = self.log.blob(self._batch).size
         return size if size <= self.log.blob_bytes_in_memory else 0
 
     def part(self, lo: int, hi: int) -> EventBatch:
-        """The events number `lo` to `hi` of it."""
+        """Return the events number `lo` to `hi` of it."""
         if self.rows is None:
             return EventBatch(self.log, self._batch, self._lo + lo, min(self._hi, self._lo + hi), None)
         return EventBatch(self.log, self._batch, self._lo, self._hi, self.rows[lo:hi])
 
     @property
     def end_offset(self) -> int:
-        """The offset after its last event."""
+        """Return the offset after its last event."""
         return self._batch.base_offset + (self._hi if self.rows is None else int(self.rows[-1]) + 1)
 
     @property
     def last_id(self) -> UUID:
-        """The id of its last event."""
+        """Return the id of its last event."""
         return id_of(int(self.ticks()[-1]), self.log.node)
 
     def offsets(self) -> I64:
-        """The offset of each event."""
+        """Return the offset of each event."""
         rows = np.arange(self._lo, self._hi) if self.rows is None else self.rows
         return rows + self._batch.base_offset
 
     def ticks(self) -> I64:
-        """The ticks of each event."""
+        """Return the ticks of each event."""
         ticks = self._batch.ticks()
         return ticks[self._lo : self._hi] if self.rows is None else ticks[self.rows]
 
     def values(self, column: Column) -> list[bytes | None]:
-        """The values that a column of the stored batch has for each event."""
+        """Return the values that a column of the stored batch has for each event."""
         return column.values(self._lo, self._hi) if self.rows is None else column.take(self.rows)
 
     def events(self, *, load: bool = True) -> list[Event]:
-        """The events as objects. The data of those above the limit for memory is None: stream it.
+        """Return the events as objects. The data of those above the limit for memory is None: stream it.
 
         Without `load`, that of every huge event is.
         """
@@ -141,11 +141,11 @@ class EventBatch:
         )
 
     def reversed(self) -> list[Event]:
-        """The events as objects, the last first."""
+        """Return the events as objects, the last first."""
         return self.events()[::-1]
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The events as an Arrow record batch; keys, data and meta are not copied unless events were picked."""
+        """Return the events as an Arrow record batch; keys, data and meta are not copied unless events were picked."""
         schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
         arrays = [_whole(chunks) for chunks in _chunks([self], schema)]
         return arrow.pyarrow().RecordBatch.from_arrays(arrays, schema=schema)  # type: ignore[no-any-return]  # lazy
@@ -167,7 +167,7 @@ class EventBatch:
         return list(map(names.__getitem__, codes.tolist()))
 
     def _only(self, load: bool) -> Event:
-        """The event of a batch of one, without the detour over arrays. Alone, it may be a huge one."""
+        """Return the event of a batch of one, without the detour over arrays. Alone, it may be a huge one."""
         batch, log = self._batch, self.log
         type, key, data, meta = (batch.only(kind) for kind in (TYPE, KEY, DATA, META))
         blob = None
@@ -204,18 +204,18 @@ def with_data(batch: EventBatch, bytes_max: int) -> EventBatch:
 
 
 def data_in_memory(log: BatchLog, batch: Batch) -> bytes | None:
-    """The data of a huge event; None if it is above the limit for memory."""
+    """Return the data of a huge event; None if it is above the limit for memory."""
     blob = log.blob(batch)
     return b"".join(blob.chunks()) if blob.size <= log.blob_bytes_in_memory else None
 
 
 def _whole(chunks: list[Any]) -> Any:
-    """One array; only a batch of more events than usual comes in several."""
+    """Return one array; only a batch of more events than usual comes in several."""
     return chunks[0] if len(chunks) == 1 else arrow.pyarrow().concat_arrays(chunks)
 
 
 def table(batches: Iterable[EventBatch], columns: Sequence[str] | None) -> pa.Table:
-    """One Arrow table of all batches, which may be none."""
+    """Return one Arrow table of all batches, which may be none."""
     pa = arrow.pyarrow()
     schema = arrow.schema(columns or arrow.DEFAULT_COLUMNS)
     found: list[list[Any]] = [[] for _ in schema]
@@ -227,7 +227,7 @@ def table(batches: Iterable[EventBatch], columns: Sequence[str] | None) -> pa.Ta
 
 
 def _runs(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
-    """Batches of one log of which nothing was left out, together; the others alone."""
+    """Yield batches of one log of which nothing was left out, together; the others alone."""
     run: list[EventBatch] = []
     for batch in batches:
         if run and (batch.picked or run[0].picked or batch.log.node != run[0].log.node):
@@ -239,7 +239,7 @@ def _runs(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
 
 
 def _chunks(run: list[EventBatch], schema: pa.Schema) -> list[list[Any]]:
-    """The chunks of each column over a run of batches."""
+    """Return the chunks of each column over a run of batches."""
     first = run[0]
     log = first.log
     if not first.picked:

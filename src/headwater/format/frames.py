@@ -38,12 +38,12 @@ class Frame(NamedTuple):
 
 
 def encode(partition: int, stored: bytes | memoryview, lo: int, hi: int, rows: I64 | None = None) -> bytes:
-    """The bytes of a frame around a stored batch."""
+    """Return the bytes of a frame around a stored batch."""
     return head(partition, len(stored), lo, hi, rows) + stored
 
 
 def head(partition: int, size: int, lo: int, hi: int, rows: I64 | None = None) -> bytes:
-    """What stands before a stored batch of this size in its frame."""
+    """Return what stands before a stored batch of this size in its frame."""
     picked = b"" if rows is None else rows.astype("<u4").tobytes()
     picked += bytes(-len(picked) & 7)
     count = ALL if rows is None else len(rows)
@@ -62,7 +62,7 @@ class Decoder:
         self._events_max = events_max
 
     def feed(self, piece: bytes) -> list[Frame]:
-        """The frames that are whole now; raises Corrupt, TooLarge or Unsupported."""
+        """Return the frames that are whole now; raises Corrupt, TooLarge or Unsupported."""
         self._bytes += piece
         found: list[Frame] = []
         at = 0
@@ -76,10 +76,10 @@ class Decoder:
     def finish(self) -> None:
         """Raise Corrupt if a frame was cut off."""
         if self._bytes:
-            raise Corrupt("the batches end in the midst of a frame", position=0, size=len(self._bytes))
+            raise Corrupt("the batches end in the middle of a frame", position=0, size=len(self._bytes))
 
     def _whole(self, at: int) -> int:
-        """The size of the frame at a place; 0 if it is not there as a whole."""
+        """Return the size of the frame at a place; 0 if it is not there as a whole."""
         if len(self._bytes) - at < HEAD_BYTES:
             return 0
         magic, _, stored, _, _, _, count, _ = _HEAD.unpack_from(self._bytes, at)
@@ -88,7 +88,7 @@ class Decoder:
         size: int = HEAD_BYTES + (0 if count == ALL else (count * 4 + 7) & ~7) + stored
         if size > self._bytes_max:
             raise TooLarge(
-                f"a frame claims {size} bytes, and may have {self._bytes_max}",
+                f"a frame claims {size} bytes; the limit is {self._bytes_max}",
                 limit="batch_bytes_max",
                 maximum=self._bytes_max,
                 size=size,
@@ -106,7 +106,7 @@ def _decode(frame: memoryview, events_max: int) -> Frame:
     batch = format.decode(frame, start, len(frame))
     if batch.count > events_max:
         raise TooLarge(
-            f"a batch claims {batch.count} events, and may have {events_max}",
+            f"a batch claims {batch.count} events; the limit is {events_max}",
             limit="batch_events_max",
             maximum=events_max,
             size=batch.count,

@@ -102,7 +102,7 @@ class HistoryFile(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> list[ArchivedFile]:
-        """All of its objects, the Parquet file first."""
+        """Return all of its objects, the Parquet file first."""
         beside = [self.index, *([self.producers] if self.producers is not None else [])]
         return [self.file, *beside, *(blob.file for blob in self.blobs)]
 
@@ -121,22 +121,22 @@ class HistoryManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> int:
-        """Where the archived events begin; -1 if there are none."""
+        """Return where the archived events begin; -1 if there are none."""
         return self.parts[0].start if self.parts else -1
 
     @property
     def end(self) -> int:
-        """Where the archived events end; -1 if there are none."""
+        """Return where the archived events end; -1 if there are none."""
         return self.parts[-1].end if self.parts else -1
 
     @property
     def end_ticks(self) -> int:
-        """The ticks that the log had reached at the end; 0 if nothing is archived."""
+        """Return the ticks that the log had reached at the end; 0 if nothing is archived."""
         return self.parts[-1].end_ticks if self.parts else 0
 
     @property
     def node(self) -> int:
-        """What the ids of its events share."""
+        """Return what the ids of its events share."""
         return node_of(log_uuid(UUID(self.uuid), self.partition))
 
     def at(self, start: int) -> HistoryFile | None:
@@ -171,8 +171,8 @@ def nothing(topic: TopicRecord, partition: int) -> HistoryManifest:
 def old_form(where: str) -> Unsupported:
     """Return the error for an archive, or what a directory knows of one, that an earlier version wrote."""
     return Unsupported(
-        f"{where} is of an archive in the form of an earlier version, which this one does not read",
-        hint="restore it with the version that wrote it, then archive the restored log to a new place",
+        f"{where} belongs to an archive in an earlier format, which this version cannot read",
+        hint="restore it with the version that wrote it, then archive the restored log to a new location",
         code="archive_form_old",
     )
 
@@ -231,11 +231,11 @@ def check(manifest: HistoryManifest, log: bytes, where: str) -> None:
         if part.start < 0 or part.start != end or part.end <= part.start:
             problem = f"the file at offset {part.start} does not follow the one before it"
         elif part.rows != part.end - part.start - sum(hi - lo for lo, hi in part.lost) or part.rows < 0:
-            problem = f"the file at offset {part.start} has other rows than offsets"
+            problem = f"the file at offset {part.start} has a different number of rows than offsets"
         elif not _ticks_grow(part, ticks):
             problem = f"the ticks of the file at offset {part.start} do not grow"
         elif not all(_is_right(file, name) for file, name in _names(manifest.partition, part)):
-            problem = f"the file at offset {part.start} has a name that it cannot have"
+            problem = f"the file at offset {part.start} has an invalid name"
         if problem:
             break
         end, ticks = part.end, part.end_ticks
@@ -257,7 +257,7 @@ def _ticks_grow(part: HistoryFile, ticks: int) -> bool:
 
 
 def _names(partition: int, part: HistoryFile) -> Iterator[tuple[ArchivedFile, str]]:
-    """The objects of a file, and the names that they must have."""
+    """Yield the objects of a file, and the names that they must have."""
     for file, suffix in ((part.file, "parquet"), (part.index, "index"), (part.producers, "producers")):
         if file is not None:
             yield file, file_name(partition, part.start, part.end, suffix)

@@ -39,17 +39,20 @@ class KeyPages(msgspec.Struct, frozen=True):
     position: int
 
     def find(self, hash: int) -> tuple[int, int]:
-        """The pages, from one to before the other, that may hold a hash; none if the two are equal."""
+        """Return the pages, from one to before the other, that may hold a hash; none if the two are equal."""
         first = max(0, bisect_left(self.first_hashes, hash) - 1)
         return first, max(first, bisect_right(self.first_hashes, hash))
 
     def range(self, first: int, end: int) -> tuple[int, int]:
-        """Where in the file some pages are."""
+        """Return where in the file some pages are."""
         size = 8 * self.entries
         return self.position + min(first * PAGE_BYTES, size), self.position + min(end * PAGE_BYTES, size)
 
     def batches(self, hash: int, first: int, stored: bytes) -> list[int]:
-        """The numbers of the batches that hold a hash, from the bytes of its pages; raises Corrupt if they are not."""
+        """Return the numbers of the batches that hold a hash, from the bytes of its pages.
+
+        Raises Corrupt if they are not.
+        """
         for number, at in enumerate(range(0, len(stored), PAGE_BYTES), first):
             if crc32c(stored[at : at + PAGE_BYTES]) != self.crcs[number]:
                 start, end = self.range(number, number + 1)
@@ -78,7 +81,7 @@ class Index(msgspec.Struct, frozen=True):
     pages: KeyPages | None = None
 
     def lost(self) -> Ranges | None:
-        """The offsets of lost events: of the batches without any type. None if types are not kept."""
+        """Return the offsets of lost events: of the batches without any type. None if types are not kept."""
         if self.types is None:
             return None
         lost = np.ones(len(self.offsets), np.bool_)
@@ -144,7 +147,7 @@ class Index(msgspec.Struct, frozen=True):
         return cls(file_id, base, end, segment_bytes, offsets, ticks, positions, types, *kept)
 
     def batch_of(self, offset: int) -> int:
-        """The number of the batch that holds an offset."""
+        """Return the number of the batch that holds an offset."""
         return int(np.searchsorted(self.offsets, offset, "right")) - 1
 
 
@@ -161,7 +164,7 @@ def head_bytes(stored: bytes, size: int) -> int:
 
 
 def _decode_table(stored: memoryview) -> tuple[tuple[int, ...], dict[int, tuple[int, int, int]]]:
-    """The numbers of the header, verified; and the position, size and CRC of each section by kind, in order."""
+    """Return the numbers of the header, verified; and the position, size and CRC of each section by kind, in order."""
     magic, crc, n, *numbers = _HEADER.unpack_from(stored)
     at = HEADER_BYTES + n * _ENTRY.size
     if magic != MAGIC or at > len(stored) or crc32c(stored[12:at]) != crc:

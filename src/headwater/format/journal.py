@@ -50,7 +50,7 @@ _encode_entry = msgspec.json.Encoder().encode
 
 
 def encode(number: int, entry: Entry, datas: list[bytes]) -> bytes:
-    """The bytes of an entry; `datas` are those of its shares, in their order."""
+    """Return the bytes of an entry; `datas` are those of its shares, in their order."""
     table = _encode_entry(entry)
     size = sum(map(len, datas))
     head = _HEADER.pack(MAGIC, 0, len(table), size, number)
@@ -61,10 +61,10 @@ def encode(number: int, entry: Entry, datas: list[bytes]) -> bytes:
 
 
 def decode(stored: bytes) -> Iterator[tuple[Entry, list[bytes]]]:
-    """The whole entries of a journal, in order, each with the bytes of its shares.
+    """Yield the whole entries of a journal, in order, each with the bytes of its shares.
 
     Ends at the first that is not whole, or not the successor of the one before: it was never committed, or is left from
-    before the file was begun anew.
+    before the file was started over.
     """
     at, expected = 0, None
     while at + HEADER_BYTES <= len(stored):

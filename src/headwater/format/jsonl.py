@@ -50,7 +50,7 @@ decode_lines = msgspec.json.Decoder(EventLine).decode_lines
 
 
 def encode(event: Event) -> bytes:
-    """One line for programs to read, without its end."""
+    """Return one line for programs to read, without its end."""
     time = event.time.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
     return _encode(_line(event, time, str(event.id), *data_fields(event)))
 
@@ -71,13 +71,15 @@ def encode_exactly(events: list[Event]) -> bytes:
 
 
 def data_of(line: EventLine, content: Content | None) -> tuple[bytes, Content]:
-    """The data of a line and what it is; `content` holds where the line does not say. Raises Invalid."""
+    """Return the data of a line and what it is; `content` holds where the line does not say. Raises Invalid."""
     said = content if line.content is UNSET else line.content
     if line.data_base64 is not UNSET:
         return _from_base64(line.data_base64, "data_base64"), said or "bytes"
     if line.data is UNSET:
         if line.data_bytes is not UNSET:
-            raise Invalid("a huge event has only its size here", hint="'headwater export' writes its data too")
+            raise Invalid(
+                "a huge event without its data cannot be appended", hint="'headwater export' writes its data too"
+            )
         raise Invalid(
             "there is no data", hint="data or data_base64 is needed; 'headwater append --lines' takes any lines"
         )
@@ -96,14 +98,14 @@ def data_of(line: EventLine, content: Content | None) -> tuple[bytes, Content]:
 
 
 def key_of(line: EventLine) -> bytes | None:
-    """The key of a line, None if it has none. Raises Invalid."""
+    """Return the key of a line, None if it has none. Raises Invalid."""
     if line.key_base64 is not UNSET:
         return _from_base64(line.key_base64, "key_base64")
     return line.key.encode() if isinstance(line.key, str) else None
 
 
 def data_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType, int | UnsetType]:
-    """What stands under `data`, `data_base64` and `data_bytes`: one of them."""
+    """Return what stands under `data`, `data_base64` and `data_bytes`: one of them."""
     data = event.data
     if data is None:
         return UNSET, UNSET, event.size
@@ -178,7 +180,7 @@ def _line(
 
 
 def _times_and_ids(events: list[Event]) -> tuple[list[str], list[str]]:
-    """The texts of times and ids, as `encode` has them, made for all events at once."""
+    """Return the texts of times and ids, as `encode` has them, made for all events at once."""
     ticks = np.fromiter((event.ticks for event in events), np.int64, len(events))
     nodes = np.fromiter((event.node for event in events), np.uint64, len(events))
     return _texts(texts.times(ticks)), _texts(texts.ids(ticks, nodes))
@@ -200,7 +202,7 @@ def _from_base64(text: str, field: str) -> bytes:
 
 
 def from_bson(data: bytes) -> bytes:
-    """A BSON document in relaxed Extended JSON; raises ValueError."""
+    """Return a BSON document in relaxed Extended JSON; raises ValueError."""
     bson, json_util = _codec()
     try:
         told: str = json_util.dumps(bson.decode(data), json_options=json_util.RELAXED_JSON_OPTIONS)
@@ -210,7 +212,7 @@ def from_bson(data: bytes) -> bytes:
 
 
 def to_bson(raw: bytes) -> bytes:
-    """The BSON of a document in Extended JSON; raises ValueError."""
+    """Return the BSON of a document in Extended JSON; raises ValueError."""
     bson, json_util = _codec()
     try:
         document = json_util.loads(raw.decode())

@@ -22,7 +22,7 @@ _HALF = np.uint64(32)
 
 
 def key_hash(key: bytes) -> int:
-    """The hash of one key."""
+    """Return the hash of one key."""
     hash = (len(key) + 1) * _FIRST & _MASK
     for at in range(0, min(len(key), HASHED_BYTES), 8):
         hash = (hash ^ int.from_bytes(key[at : min(at + 8, HASHED_BYTES)], "little")) * _EACH & _MASK
@@ -31,7 +31,7 @@ def key_hash(key: bytes) -> int:
 
 
 def key_hashes(column: Column) -> U32:
-    """The hash of each key of a column that is there, in order; one for a constant column."""
+    """Return the hash of each key of a column that is there, in order; one for a constant column."""
     if column.offsets is None:
         return np.array([key_hash(bytes(column.data))], np.uint32)
     starts = column.offsets[:-1]
@@ -85,7 +85,7 @@ def _mix(hashes: U64, words: U64) -> None:
 
 
 def _padded(data: bytes | memoryview) -> npt.NDArray[np.uint8]:
-    """The bytes, with enough zeros behind them that 8 can be read from each."""
+    """Return the bytes, with enough zeros behind them that 8 can be read from each."""
     padded = np.zeros(len(data) + 8, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     return padded

@@ -25,16 +25,16 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def within(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Ranges:
-    """What of the ranges lies from `start` to before `stop`."""
+    """Return what of the ranges lies from `start` to before `stop`."""
     return [(max(lo, start), min(hi, stop)) for lo, hi in ranges if lo < stop and hi > start]
 
 
 def total(ranges: Iterable[tuple[int, int]]) -> int:
-    """How many offsets there are in the ranges."""
+    """Return how many offsets there are in the ranges."""
     return sum(hi - lo for lo, hi in ranges)
 
 
 def warn(place: object, lost: Iterable[tuple[int, int]]) -> None:
     """Warn of events of a log, which `place` names, that a read passes over."""
     for lo, hi in lost:
-        _log.warning("%s: offsets %d to %d are lost: they were damaged, and repair cut them", place, lo, hi - 1)
+        _log.warning("%s: offsets %d to %d are lost: they were damaged, and repair removed them", place, lo, hi - 1)

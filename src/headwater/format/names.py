@@ -20,7 +20,7 @@ _NODE_MASK = (1 << 62) - 1
 
 
 def directory_of(topic: str) -> str:
-    """The directory name of a topic: any Unicode name is safe."""
+    """Return the directory name of a topic: any Unicode name is safe."""
     name = "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in utf8(topic, "a topic's name"))
     if name.startswith("."):
         name = "%2E" + name[1:]
@@ -30,7 +30,7 @@ def directory_of(topic: str) -> str:
 
 
 def topic_of(directory: str) -> str | None:
-    """The topic that a directory is named by; None if the name was too long for it, or it is not such a name."""
+    """Return the topic that a directory is named by; None if the name was too long for it, or it is not such a name."""
     topic = unquote(directory, errors="replace")
     return topic if topic and directory_of(topic) == directory else None
 
@@ -39,7 +39,7 @@ def utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it holds half of a surrogate pair") from error
+        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it contains half of a surrogate pair") from error
 
 
 def log_uuid(topic_uuid: UUID, partition: int) -> bytes:
@@ -47,7 +47,7 @@ def log_uuid(topic_uuid: UUID, partition: int) -> bytes:
 
 
 def node_of(log_uuid: bytes) -> int:
-    """The 62 bits that the ids of a log's events share."""
+    """Return the 62 bits that the ids of a log's events share."""
     return int.from_bytes(log_uuid[:8], "big") & _NODE_MASK
 
 
@@ -61,7 +61,7 @@ def turn_of(producer: str, seq: int, partitions: int) -> int:
 
 
 def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
-    """The partition of each key."""
+    """Return the partition of each key."""
     return np.fromiter(map(crc32c, keys), np.int64, len(keys)) * partitions >> 32
 
 
@@ -75,6 +75,6 @@ def file_of(offset: int, suffix: str) -> str:
 
 
 def offset_of(file: str, suffix: str) -> int | None:
-    """The offset that a file is named by; None if it is not such a file."""
+    """Return the offset that a file is named by; None if it is not such a file."""
     stem, _, rest = file.partition(".")
     return int(stem) if rest == suffix and len(stem) == 20 and stem.isascii() and stem.isdecimal() else None

@@ -60,12 +60,12 @@ _decoder = msgspec.json.Decoder(ObjectHead)
 
 
 def encode(head: ObjectHead, batches: Sequence[bytes]) -> bytes:
-    """The bytes of an object; the head's `size` is that of the batches."""
+    """Return the bytes of an object; the head's `size` is that of the batches."""
     return b"".join((encode_head(head), *batches))
 
 
 def encode_head(head: ObjectHead) -> bytes:
-    """What stands before the batches."""
+    """Return what stands before the batches."""
     text = msgspec.json.encode(head)
     text += b" " * (-len(text) & 7)
     return _PREFIX.pack(MAGIC, VERSION, 0, len(text), crc32c(text), bytes(4)) + text
@@ -93,12 +93,12 @@ def encode_segment(head: ObjectHead, batches: Sequence[bytes], table: bytes) -> 
 
 
 def encode_table(objects: Iterable[tuple[int, str]]) -> bytes:
-    """The first offset and the nonce of each object that a segment was made of."""
+    """Return the first offset and the nonce of each object that a segment was made of."""
     return b"".join(_ENTRY.pack(base, bytes.fromhex(nonce)) for base, nonce in objects)
 
 
 def decode_table(stored: memoryview, path: str = "") -> dict[int, str]:
-    """The nonces by the first offsets, from all that is behind the batches; raises Corrupt."""
+    """Return the nonces by the first offsets, from all that is behind the batches; raises Corrupt."""
     table = stored[:-4]
     if len(stored) < 4 or len(table) % TABLE_ENTRY_BYTES or crc32c(table) != _CRC.unpack(stored[-4:])[0]:
         raise _damaged("has a damaged table of objects", path, len(stored))
@@ -106,7 +106,7 @@ def decode_table(stored: memoryview, path: str = "") -> dict[int, str]:
 
 
 def decode(stored: memoryview, path: str = "") -> tuple[ObjectHead, int]:
-    """The head, verified, and the position at which the batches begin.
+    """Return the head, verified, and the position at which the batches begin.
 
     `stored` may be the beginning of an object. Raises Corrupt, also when it ends within the head.
     """
@@ -114,7 +114,7 @@ def decode(stored: memoryview, path: str = "") -> tuple[ObjectHead, int]:
         raise _damaged("is cut off", path, len(stored))
     magic, version, flags, size, crc, _ = _PREFIX.unpack_from(stored)
     if magic != MAGIC:
-        raise _damaged("is not one", path, PREFIX_BYTES)
+        raise _damaged("does not begin like one", path, PREFIX_BYTES)
     if version != VERSION or flags:
         raise Unsupported(f"{path}: an object has version {version} and flags {flags:#x}", hint="upgrade headwater")
     text = stored[PREFIX_BYTES : PREFIX_BYTES + size]
@@ -129,7 +129,7 @@ def decode(stored: memoryview, path: str = "") -> tuple[ObjectHead, int]:
 
 
 def head_bytes(stored: memoryview) -> int:
-    """How many bytes the head takes, as the first 24 bytes of an object claim; 0 if they are not of one."""
+    """Return how many bytes the head takes, as the first 24 bytes of an object claim; 0 if they are not of one."""
     if len(stored) < PREFIX_BYTES or bytes(stored[:8]) != MAGIC:
         return 0
     size: int = _PREFIX.unpack_from(stored)[3]
@@ -137,7 +137,7 @@ def head_bytes(stored: memoryview) -> int:
 
 
 def told(known: dict[str, ProducerState]) -> list[ProducerRecord]:
-    """What a head says of producers, the one that was silent longest first."""
+    """Return what a head says of producers, the one that was silent longest first."""
     return [
         ProducerRecord(id, each.epoch, [(a.seq, a.offset, a.ticks, a.count) for a in each.answers])
         for id, each in known.items()
@@ -150,7 +150,7 @@ def known(told: Sequence[ProducerRecord]) -> dict[str, ProducerState]:
 
 
 def _padded(encoded: bytes, size: int) -> bytes:
-    """An encoded head with so many spaces behind it that it has this size."""
+    """Return an encoded head with so many spaces behind it that it has this size."""
     text = encoded[PREFIX_BYTES:] + b" " * (size - len(encoded))
     return _PREFIX.pack(MAGIC, VERSION, 0, len(text), crc32c(text), bytes(4)) + text
 

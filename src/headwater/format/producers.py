@@ -32,7 +32,7 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
     seq: int
 
     def stamp(self) -> bytes:
-        """The value of a batch's producer column."""
+        """Return the value of a batch's producer column."""
         return _STAMP.pack(self.epoch, 0, self.seq) + self.id.encode()
 
 
@@ -58,13 +58,13 @@ def read_stamp(stamp: bytes) -> Producer:
 
 
 def stamped_bytes(batches: bytes) -> int:
-    """The size of the first batch if it is stamped, else 0: of a transaction, only the first of a log may be."""
+    """Return the size of the first batch if it is stamped, else 0: of a transaction, only the first of a log may be."""
     first = decode_batch(memoryview(batches), 0, len(batches))
     return first.size if first.producer is not None else 0
 
 
 def encode(log_uuid: bytes, base_offset: int, known: dict[str, ProducerState]) -> bytes:
-    """The bytes of a snapshot: the producers in the order of their last requests, oldest first."""
+    """Return the bytes of a snapshot: the producers in the order of their last requests, oldest first."""
     parts = []
     for id, producer in known.items():
         name = id.encode()

@@ -35,14 +35,14 @@ _LEVELS = frozenset((DOCUMENT, ARRAY, _CODE))
 
 
 def encode(type: str, frame: dict[str, Any]) -> bytes:
-    """A frame with its length."""
+    """Return a frame with its length."""
     found = codec()
     raw = found.encode({"type": type, "frame": frame}, False, found.encoding)
     return PREFIX.pack(len(raw)) + raw
 
 
 def encode_around(type: str, frame: dict[str, Any], name: str, document: bytes) -> bytes:
-    """A frame with one field more, the last: a document that is BSON already, and is not looked into."""
+    """Return a frame with one field more, the last: a document that is BSON already, and is not looked into."""
     found = codec()
     raw = found.encode({"type": type, "frame": frame}, False, found.encoding)
     field = b"\x03" + name.encode() + b"\0" + document
@@ -52,7 +52,7 @@ def encode_around(type: str, frame: dict[str, Any], name: str, document: bytes) 
 
 
 def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
-    """The type and the body of a frame; raises Invalid with the code `bad_frame` or `too_deep`."""
+    """Return the type and the body of a frame; raises Invalid with the code `bad_frame` or `too_deep`."""
     check_depth(raw)
     whole = _decoded(raw)
     type, frame = whole.get("type"), whole.get("frame")
@@ -75,7 +75,7 @@ def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:
     nested = sum(end - at for kind, at, end in elements(raw, start).values() if kind in _LEVELS)
     if nested > FRAME_FIELDS_BYTES_MAX:
         raise TooLarge(
-            f"the fields of the frame have {nested} bytes, and may have {FRAME_FIELDS_BYTES_MAX}",
+            f"the fields of the frame have {nested} bytes; the limit is {FRAME_FIELDS_BYTES_MAX}",
             limit="FRAME_FIELDS_BYTES_MAX",
             maximum=FRAME_FIELDS_BYTES_MAX,
         )
@@ -83,7 +83,7 @@ def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def parts(raw: bytes) -> tuple[bytes, int]:
-    """The type of a frame, and where its body begins; raises Invalid, `bad_frame`, for what is no frame at all.
+    """Return the type of a frame, and where its body begins; raises Invalid, `bad_frame`, for what is no frame at all.
 
     Nothing is decoded, and of the body, nothing is looked at.
     """
@@ -96,7 +96,7 @@ def parts(raw: bytes) -> tuple[bytes, int]:
 
 
 def elements(raw: bytes, start: int) -> dict[bytes, tuple[int, int, int]]:
-    """The fields of the document that begins at `start`: by name, the type and where the value begins and ends.
+    """Return the fields of the document that begins at `start`: by name, the type and where the value begins and ends.
 
     Raises Invalid with the code `bad_frame` for what is not BSON on this level; of a name that comes twice, too.
     """
@@ -104,7 +104,7 @@ def elements(raw: bytes, start: int) -> dict[bytes, tuple[int, int, int]]:
     for at, kind, value, after in _walk(raw, start, len(raw)):
         name = raw[at + 1 : value - 1]
         if name in found:
-            raise bad_frame(f"the field {name[:40]!r} is twice in it")
+            raise bad_frame(f"the field {name[:40]!r} occurs twice")
         found[name] = kind, value, after
     return found
 
@@ -191,7 +191,7 @@ def _decoded(raw: bytes) -> dict[str, Any]:
 
 
 def _document(fields: bytes) -> bytes:
-    """The document of these fields."""
+    """Return the document of these fields."""
     return LENGTH.pack(len(fields) + 5) + fields + b"\0"
 
 
@@ -221,7 +221,7 @@ def _walk(raw: bytes, start: int, most: int) -> Iterator[tuple[int, int, int, in
 
 
 def _end(raw: bytes, start: int, most: int) -> int:
-    """Where the zero is that ends a document; it is before `most`."""
+    """Return where the zero is that ends a document; it is before `most`."""
     end = start + int(LENGTH.unpack_from(raw, start)[0]) - 1
     if not start + 4 <= end < most or raw[end] != 0:
         raise bad_frame("a document does not end where it says")
@@ -229,7 +229,7 @@ def _end(raw: bytes, start: int, most: int) -> int:
 
 
 def _scope(raw: bytes, at: int, after: int) -> int:
-    """Where the document of code with a scope begins, which ends with it."""
+    """Return where the document of code with a scope begins, which ends with it."""
     size: int = LENGTH.unpack_from(raw, at + 4)[0]
     start = at + 8 + size
     if size < 1 or start + 5 > after or start + LENGTH.unpack_from(raw, start)[0] != after:
@@ -238,7 +238,7 @@ def _scope(raw: bytes, at: int, after: int) -> int:
 
 
 def _size(raw: bytes, kind: int, at: int) -> int:
-    """How many bytes a value has."""
+    """Return how many bytes a value has."""
     size = _FIXED.get(kind)
     if size is not None:
         return size

@@ -38,7 +38,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def varlong(value: int) -> bytes:
-    """An unsigned number in groups of 7 bits, the lowest first; the high bit says that more follow."""
+    """Return an unsigned number in groups of 7 bits, the lowest first; the high bit says that more follow."""
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)
@@ -48,7 +48,7 @@ def varlong(value: int) -> bytes:
 
 
 def encode(topic: bytes, keys: Sequence[bytes], values: Sequence[bytes], checksum: Checksum = "code") -> bytearray:
-    """The messages of one topic, one after the other. The caller has checked the limits."""
+    """Return the messages of one topic, one after the other. The caller has checked the limits."""
     count = len(values)
     key_sizes, value_sizes = list(map(len, keys)), list(map(len, values))
     named = varlong(len(topic)) + topic
@@ -80,7 +80,7 @@ def encode(topic: bytes, keys: Sequence[bytes], values: Sequence[bytes], checksu
 
 
 def encode_control(topic: int, value: bytes) -> bytes:
-    """A control message."""
+    """Return a control message."""
     return bytes(encode(bytes([topic]), [b""], [value]))
 
 
@@ -113,12 +113,12 @@ class Messages:
         return list(zip(rows.tolist(), begin, self._topics[rows].tolist(), values, strict=True))
 
     def events(self, before: int) -> Messages:
-        """Those that are no control messages, of so many from the first on."""
+        """Return those that are no control messages, of so many from the first on."""
         picked = np.flatnonzero(self._topics[:before] < 0)
         return Messages(self._buffer, self._bounds[picked], self._topics[picked], self.consumed, "", len(picked))
 
     def all_topics(self) -> list[bytes]:
-        """The topic of each message."""
+        """Return the topic of each message."""
         begin, end = self._bounds[:, 2], self._bounds[:, 3]
         if not len(self):
             return []
@@ -130,11 +130,11 @@ class Messages:
         return self._cut(begin, end)
 
     def all_keys(self) -> list[bytes]:
-        """The key of each message; empty where it has none."""
+        """Return the key of each message; empty where it has none."""
         return self._cut(self._bounds[:, 4], self._bounds[:, 5])
 
     def all_values(self) -> list[bytes]:
-        """The value of each message."""
+        """Return the value of each message."""
         return self._cut(self._bounds[:, 5], self._bounds[:, 6])
 
     def _cut(self, begin: I64, end: I64) -> list[bytes]:
@@ -143,7 +143,7 @@ class Messages:
 
 
 def decode(buffer: bytes, checksum: Checksum = "code") -> Messages:
-    """The messages of a buffer, up to the first that is damaged or not there as a whole."""
+    """Return the messages of a buffer, up to the first that is damaged or not there as a whole."""
     starts, bodies, consumed, problem = _frames(buffer)
     if not starts:
         return Messages(buffer, np.zeros((0, 7), np.int64), np.zeros(0, np.int64), 0, problem, 0)
@@ -167,7 +167,7 @@ def decode(buffer: bytes, checksum: Checksum = "code") -> Messages:
 
 
 def _bounds(stored: U8, first: I64, body: I64, end: I64) -> tuple[I64, I64, Bools]:
-    """The bounds of fields, the topics of control messages, and which messages have lengths that do not fit."""
+    """Return the bounds of fields, the topics of control messages, and which messages have lengths that do not fit."""
     last = len(stored) - 1
     topic, topic_bytes, bad_topic = _short_varlongs(stored, body)
     after = topic + topic_bytes
@@ -186,7 +186,7 @@ def _bounds(stored: U8, first: I64, body: I64, end: I64) -> tuple[I64, I64, Bool
 
 
 def _wrong(stored: U8, bounds: I64, topics: I64, misfit: Bools) -> Bools:
-    """Which messages have another checksum than Puro's code would give them, and than it does give them."""
+    """Return which messages have another checksum than Puro's code would give them, and than it does give them."""
     given = stored[bounds[:, 0] - 1]
     found = given.copy()
     fit = np.flatnonzero(~misfit)
@@ -201,7 +201,7 @@ def _wrong(stored: U8, bounds: I64, topics: I64, misfit: Bools) -> Bools:
 
 
 def _is_half_committed(stored: U8, bounds: I64, given: int) -> bool:
-    """Whether a block's beginning has the checksum of its commit already, and not yet the signal."""
+    """Return whether a block's beginning has the checksum of its commit already, and not yet the signal."""
     begin, signal, end = int(bounds[0]), int(bounds[5]), int(bounds[6])
     if signal == end or stored[signal]:
         return False
@@ -212,7 +212,7 @@ def _is_half_committed(stored: U8, bounds: I64, given: int) -> bool:
 
 
 def _frames(buffer: bytes) -> tuple[list[int], list[int], int, str]:
-    """Where each whole message and its body begin, where the last one ends, and what is wrong with the next."""
+    """Return where each whole message and its body begin, where the last one ends, and what is wrong with the next."""
     starts: list[int] = []
     bodies: list[int] = []
     at, size = 0, len(buffer)
@@ -234,7 +234,10 @@ def _frames(buffer: bytes) -> tuple[list[int], list[int], int, str]:
 
 
 def _varlong(buffer: bytes, at: int) -> tuple[int, int] | None:
-    """A number and where it ends; None if it is cut off. What is too long or not in its shortest form gives -1."""
+    """Return a number and where it ends.
+
+    None if it is cut off. What is too long or not in its shortest form gives -1.
+    """
     value = 0
     for i, byte in enumerate(buffer[at : at + VARLONG_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * i

@@ -73,11 +73,14 @@ class BlockReader:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing further is to be read."""
+        """Return whether nothing further is to be read."""
         return bool(self.problem) or self.file.unfinished_at is not None
 
     def take(self, messages: Messages, at: int, checksum: puro.Checksum) -> Messages:
-        """The messages of these that are events, in order, and up to where reading ends. `at`: where they begin."""
+        """Return the messages of these that are events, in order, and up to where reading ends.
+
+        `at`: where they begin.
+        """
         file = self.file
         count = len(messages)
         for row, begin, topic, value in messages.controls():

@@ -104,25 +104,25 @@ def encode(answer: ReplicationResponse) -> bytes:
 
 
 def decode(stored: bytes, asked: Sequence[LogRequest]) -> ReplicationResponse:
-    """The answer to a question; raises Corrupt if it is not one. The batches carry their own checksums."""
+    """Return the answer to a question; raises Corrupt if it is not one. The batches carry their own checksums."""
     try:
         magic, size, crc = _HEAD.unpack_from(stored)
         table = stored[_HEAD.size : _HEAD.size + size]
         if magic != MAGIC or len(table) != size or crc32c(table) != crc:
-            raise _damaged("the table of an answer is damaged", stored)
+            raise _damaged("the table of a response is damaged", stored)
         told = _decode_table(table)
     except (struct.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(f"an answer does not parse: {error}", stored) from error
+        raise _damaged(f"a response does not parse: {error}", stored) from error
     at = _HEAD.size + size
     view = memoryview(stored)
     data: list[memoryview] = []
     for share in told.shares:
         if not 0 <= share.number < len(asked) or not 0 <= share.size <= len(stored) - at:
-            raise _damaged("an answer does not fit its question", stored)
+            raise _damaged("a response does not match its request", stored)
         data.append(view[at : at + share.size])
         at += share.size
     if at != len(stored):
-        raise _damaged("an answer has bytes behind its end", stored)
+        raise _damaged("a response has bytes behind its end", stored)
     return ReplicationResponse(told.ticks, told.shares, data)
 
 

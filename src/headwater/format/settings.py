@@ -34,7 +34,7 @@ class Retention(TypedDict, total=False):
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a topic was made with, and its retention, which may change.
 
-    0 means: as the limits of whoever opened the log say; for retention, no bound.
+    0 means: as the limits of the process that opened the log say; for retention, no bound.
     """
 
     segment_bytes: int = 0
@@ -105,7 +105,7 @@ def decode(stored: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise Unsupported(f"settings are not understood: {error}", hint="upgrade headwater to read this log") from error
     if encode(settings) != stored:
-        raise Corrupt("settings are not written as they should be", position=0, size=len(stored))
+        raise Corrupt("settings are not in their canonical form", position=0, size=len(stored))
     return settings
 
 

@@ -61,12 +61,12 @@ class TailSlot(msgspec.Struct, frozen=True, gc=False):
         return max(self.durable_offset, self.safe_offset)
 
     def then(self, state: int) -> TailSlot:
-        """The next publication, with another state."""
+        """Return the next publication, with another state."""
         return structs.replace(self, counter=self.counter + 1, state=state)
 
 
 def decode_slot(stored: bytes) -> TailSlot | None:
-    """The slot, or None if it was never written, is being written or is damaged."""
+    """Return the slot, or None if it was never written, is being written or is damaged."""
     packed = stored[: SLOT_BYTES - 4]
     if _CRC.pack(crc32c(packed)) != stored[SLOT_BYTES - 4 :]:
         return None
@@ -75,7 +75,7 @@ def decode_slot(stored: bytes) -> TailSlot | None:
 
 
 def newest(stored: bytes) -> TailSlot | None:
-    """The valid slot with the higher counter in the bytes of a tail file; None if there is none."""
+    """Return the valid slot with the higher counter in the bytes of a tail file; None if there is none."""
     first, second = (stored[at : at + SLOT_BYTES] for at in SLOTS_AT)
     if int.from_bytes(first[:8], "little") < int.from_bytes(second[:8], "little"):
         first, second = second, first
@@ -86,7 +86,7 @@ def newest(stored: bytes) -> TailSlot | None:
 
 
 def sound(stored: bytes) -> bool:
-    """Whether magic, reserved bytes and each slot that was ever written are intact."""
+    """Return whether magic, reserved bytes and each slot that was ever written are intact."""
     if len(stored) != SIZE or stored[:8] != MAGIC or any(stored[RESERVED_AT : SLOTS_AT[0]]):
         return False
     slots = [stored[at : at + SLOT_BYTES] for at in SLOTS_AT]

@@ -19,7 +19,7 @@ _GROUPS = ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32))  # o
 
 
 def ids(ticks: I64, nodes: int | npt.NDArray[np.uint64]) -> U8:
-    """The ids of events, one in each row, as `str(id_of(ticks, node))` has them."""
+    """Return the ids of events, one in each row, as `str(id_of(ticks, node))` has them."""
     count = len(ticks)
     halves = np.empty((count, 2), ">u8")
     halves[:, 0] = (ticks >> 12) << 16 | 0x6000 | (ticks & 0x0FFF)
@@ -32,7 +32,7 @@ def ids(ticks: I64, nodes: int | npt.NDArray[np.uint64]) -> U8:
 
 
 def times(ticks: I64) -> U8:
-    """The times of events, one in each row: ISO 8601 in UTC with six digits of a second and a `Z`."""
+    """Return the times of events, one in each row: ISO 8601 in UTC with six digits of a second and a `Z`."""
     count = len(ticks)
     since = ticks - UNIX_EPOCH_TICKS
     seconds = since // _TICKS_PER_SECOND
@@ -51,6 +51,6 @@ def times(ticks: I64) -> U8:
 
 
 def strings(rows: U8) -> list[bytes]:
-    """The rows as byte strings."""
+    """Return the rows as byte strings."""
     whole, width = rows.tobytes(), rows.shape[1]
     return [whole[at : at + width] for at in range(0, len(whole), width)]

@@ -52,7 +52,7 @@ class CheckReport(msgspec.Struct):
 
     @property
     def damaged(self) -> bool:
-        """Whether any stored byte is not what was written."""
+        """Return whether any stored byte is not what was written."""
         return any(finding.damage for finding in self.findings)
 
 

@@ -24,7 +24,7 @@ class Extents(NamedTuple):
 
 
 def joined(parts: list[Extents]) -> Extents:
-    """Parts that follow each other, as one; none at all if there are none."""
+    """Return parts that follow each other, as one; none at all if there are none."""
     if not parts:
         return Extents.of([], [])
     return Extents(np.concatenate([part.starts for part in parts]), np.concatenate([part.sizes for part in parts]))

@@ -32,8 +32,8 @@ def offset_gone(place: NamedLog, offset: int, oldest: int) -> NotFound:
 def too_large(bytes_max: int) -> TooLarge:
     """That an event is above the limit of its topic."""
     return TooLarge(
-        f"the data is above the topic's limit of {bytes_max} bytes",
-        hint="make the topic with a larger data_bytes_max",
+        f"the data exceeds the topic's limit of {bytes_max} bytes",
+        hint="create the topic with a larger data_bytes_max",
         limit="data_bytes_max",
         maximum=bytes_max,
     )

@@ -84,7 +84,7 @@ class LogFollow(Iterator[Event]):
                 tail.wake()
 
     def _look(self) -> list[Event]:
-        """The events of the next batch that holds wanted ones; nothing when all partitions are caught up."""
+        """Return the events of the next batch that holds wanted ones; nothing when all partitions are caught up."""
         for events in self._found:
             return events
         self._found = self._sweep()
@@ -113,7 +113,7 @@ class LogFollow(Iterator[Event]):
 
 
 def sweep(log: Log, cursor: LogCursor, selection: Selection) -> Iterator[EventBatch]:
-    """What is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
+    """Yield what is wanted of the batches from a cursor to the end that the log has now; the cursor moves along."""
     end = log.seen()
     try:
         while cursor.offset < end:
@@ -135,13 +135,13 @@ def wait_for_more(
     over: Callable[[], bool],
     *more: Word,
 ) -> None:
-    """Sleep until a log holds its offset, somebody wakes it, it is `over`, or the time has passed.
+    """Sleep until a log holds its offset, it is woken, it is `over`, or the time has passed.
 
     `more` are other words to be woken by; their values were seen before.
     """
     places = list(places)
     for log, _ in places:
-        log.settle()  # whoever dies in the midst of a commit wakes nobody
+        log.settle()  # the process that dies in the middle of a commit wakes nobody
     words = [*more, *(tail.expect() for log, _ in places if (tail := log.wait_on()) is not None)]
     if over() or any(log.seen() > offset for log, offset in places):
         return

@@ -46,14 +46,14 @@ class LogCursor(Protocol):
 
     @property
     def offset(self) -> int:
-        """The next one."""
+        """Return the next one."""
 
     @property
     def lost(self) -> int:
-        """How many offsets it has passed whose events are lost: damaged, and cut out by `repair`."""
+        """Return how many offsets it has passed whose events are lost: damaged, and cut out by `repair`."""
 
     def batches(self, stop: int, types: TypeTest | None = None, key: bytes | None = None) -> Iterator[Batch]:
-        """The batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
+        """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
         They may overlap: after a pause, one may come that sealing has merged with those that came before it.
         """
@@ -63,7 +63,7 @@ class LogBell(Protocol):
     """What to sleep on until a log has more."""
 
     def expect(self) -> Word:
-        """The word to wait on, with its value as of now."""
+        """Return the word to wait on, with its value as of now."""
 
     def wake(self) -> None:
         """Wake all who sleep on it."""
@@ -88,7 +88,7 @@ class Log(Protocol):
     def partition(self) -> int: ...
     @property
     def node(self) -> int:
-        """What the ids of its events have in common."""
+        """Return what the ids of its events have in common."""
 
     @property
     def blob_bytes_in_memory(self) -> int: ...
@@ -109,7 +109,7 @@ class Log(Protocol):
         sync: bool,
         guard: tuple[int | None, Producer | None] | None = None,
     ) -> EventUpload:
-        """One event whose pieces arrive in their own time."""
+        """Return one event whose pieces arrive in their own time."""
 
     def producers(self) -> tuple[int, dict[str, ProducerState]]:
         """Return what is remembered of producers now, and the offset as of which that is."""
@@ -118,13 +118,13 @@ class Log(Protocol):
         """Make all that is visible durable."""
 
     def start(self) -> int:
-        """The oldest readable offset."""
+        """Return the oldest readable offset."""
 
     def end(self) -> int:
-        """The offset that the next event will get."""
+        """Return the offset that the next event will get."""
 
     def seen(self) -> int:
-        """The same for whoever looks again and again: where a look costs, it may be as old as `pause_s` allows."""
+        """The same for callers that poll: where a look costs, it may be as old as `pause_s` allows."""
 
     def pause_s(self) -> float | None:
         """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
@@ -133,7 +133,7 @@ class Log(Protocol):
         """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
 
     def state(self) -> LogProgress:
-        """How far it has come; raises NotFound if its topic was deleted."""
+        """Return how far it has come; raises NotFound if its topic was deleted."""
 
     def batches(
         self,
@@ -151,19 +151,19 @@ class Log(Protocol):
         """
 
     def version(self, key: bytes) -> int | None:
-        """The offset of the key's last event; None if there is none."""
+        """Return the offset of the key's last event; None if there is none."""
 
     def cursor(self, offset: int) -> LogCursor:
-        """A place that moves forward through the log."""
+        """Return a place that moves forward through the log."""
 
     def ticks_before_start(self) -> int:
-        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        """Return the ticks of the last event before the oldest readable one; 0 if there never was one."""
 
     def offset_at(self, ticks: int) -> int:
-        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        """Return the first offset whose event has these ticks or later ones; the end if there is none."""
 
     def lost(self, start: int, stop: int) -> Ranges:
-        """The offsets from `start` to before `stop` whose events are lost; raises Corrupt on damage."""
+        """Return the offsets from `start` to before `stop` whose events are lost; raises Corrupt on damage."""
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
         """Where the offsets from `start` to before `stop`, which are visible, can be cut; none if there are none.
@@ -172,29 +172,29 @@ class Log(Protocol):
         """
 
     def blob(self, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
 
     def wait_on(self) -> LogBell | None:
-        """What to sleep on until there is more; None where nothing comes."""
+        """Return what to sleep on until there is more; None where nothing comes."""
 
     def stop_followers(self) -> None:
-        """Wake whoever sleeps on this log, so that it looks around."""
+        """Wake the threads that sleep on this log, so that they look around."""
 
     def settle(self) -> None:
         """Finish what a process that died has left, so that it can be read; best effort."""
 
     @property
     def used(self) -> int:
-        """The turn of `open_files` in which it was used last."""
+        """Return the turn of `open_files` in which it was used last."""
 
     def idle(self) -> bool:
-        """Let go of what it holds, if it can be made anew when it is needed; False if it is in use. Never waits."""
+        """Release what it holds, if it can be rebuilt when needed; False if it is in use. Never waits."""
 
     def close(self) -> None:
-        """Let go of it, after appends under way."""
+        """Release it, after appends under way."""
 
     def after_fork(self) -> None:
-        """In a forked child: begin anew."""
+        """In a forked child: start over."""
 
 
 L = TypeVar("L", bound=Log)

@@ -86,7 +86,7 @@ class LogBackend(Generic[L]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Return whether it was closed."""
         return self._closed
 
     def check_open(self) -> None:
@@ -241,7 +241,7 @@ class LogBackend(Generic[L]):
     ) -> list[Split]:
         return splitting.splits(self._topics.live_logs(topic, partition), start, end, split_bytes)
 
-    @enough_memory("the key cannot be looked for")
+    @enough_memory("the key cannot be looked up")
     def version(self, topic: str, key: bytes, partition: int | None) -> int | None:
         return self._topics.live(topic).choose(key, partition).version(key)
 
@@ -311,4 +311,4 @@ def _take_all(upload: EventUpload, pieces: Iterable[bytes]) -> Rows:
 def _cannot_wait(data: object, limits: Limits) -> TooLarge:
     size = len(data) if isinstance(data, bytes) else 0
     given.check_size(size, limits)
-    return TooLarge(f"{size} bytes cannot wait", hint="append them alone", limit="blob_bytes_min")
+    return TooLarge(f"{size} bytes are too many to append in the background", hint="use append", limit="blob_bytes_min")

@@ -98,7 +98,7 @@ class LogTransaction(Generic[L]):
 
     @property
     def appended(self) -> int:
-        """How many events it appends."""
+        """Return how many events it appends."""
         return self._count
 
     def discard(self) -> None:
@@ -143,7 +143,7 @@ class LogTransaction(Generic[L]):
 
     def _check(self) -> None:
         if self._over:
-            raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+            raise Closed("the transaction has ended", hint="start another: hw.transaction()")
         self._backend.check_open()
 
 
@@ -151,8 +151,8 @@ def check_data(size: int, limits: Limits) -> None:
     """Raise TooLarge for data of one event that would need a file of its own."""
     if size > limits.blob_bytes_min:
         raise TooLarge(
-            f"data has {size} bytes, and in a transaction may have {limits.blob_bytes_min}",
-            hint="append it first, and let the transaction tell where it is",
+            f"data has {size} bytes; in a transaction the limit is {limits.blob_bytes_min}",
+            hint="append it first, then append a reference to it in the transaction",
             limit="blob_bytes_min",
             maximum=limits.blob_bytes_min,
         )
@@ -167,4 +167,5 @@ def check_growth(size: int, count: int, limits: Limits) -> None:
 
 
 def _too_large(unit: str, limit: str, maximum: int) -> TooLarge:
-    return TooLarge(f"a transaction may have {maximum} {unit}", hint="make several of it", limit=limit, maximum=maximum)
+    message, hint = f"a transaction may have at most {maximum} {unit}", "split it into several transactions"
+    return TooLarge(message, hint=hint, limit=limit, maximum=maximum)

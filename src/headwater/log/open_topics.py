@@ -31,7 +31,7 @@ class Catalog(Protocol):
     """Which topics there are."""
 
     def find(self, name: str) -> TopicRecord:
-        """The topic; raises NotFound."""
+        """Return the topic; raises NotFound."""
 
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic, durably; False if it is there, with the same number of partitions."""
@@ -49,19 +49,19 @@ class OpenTopic(Generic[L]):
         self._rounds = counter()
 
     def chosen(self, partition: int | None) -> list[L]:
-        """The log of one partition, or all of them."""
+        """Return the log of one partition, or all of them."""
         if partition is None:
             return self.logs
         if not 0 <= partition < len(self.logs):
             raise NotFound(
                 f"topic {self.topic.name!r} has no partition {partition}",
-                hint=f"it has {len(self.logs)}, from 0",
+                hint=f"it has {len(self.logs)} partitions, numbered from 0",
                 code="partition_not_found",
             )
         return [self.logs[partition]]
 
     def choose(self, key: bytes | None, partition: int | None, producer: Producer | None = None) -> L:
-        """The log that an event goes to: of its partition, of its key, or the next in turn.
+        """Return the log that an event goes to: of its partition, of its key, or the next in turn.
 
         A retry of a producer must find the answer to the first try, so its turn follows from the request itself.
         """
@@ -116,7 +116,7 @@ class OpenTopics(Generic[L]):
         self._mutex = threading.Lock()  # protects changes of `open` and `_logs`
 
     def get(self, name: str) -> OpenTopic[L]:
-        """The topic, opened if it is not; raises NotFound."""
+        """Return the topic, opened if it is not; raises NotFound."""
         opened = self.open.get(name)
         if opened is None:
             self._check_open()
@@ -137,7 +137,7 @@ class OpenTopics(Generic[L]):
         return opened
 
     def _log(self, topic: TopicRecord, number: int) -> L:
-        """The log that somebody has of this topic, which may have been closed since; else a new one."""
+        """Return the log that a caller has of this topic, which may have been closed since; else a new one."""
         log = self._logs.get((topic.uuid, number))
         if log is None:
             log = self._logs[topic.uuid, number] = self._new_log(topic, number)
@@ -145,7 +145,7 @@ class OpenTopics(Generic[L]):
 
     def _make_room(self, partitions: int) -> None:
         """Close topics that were not used for longest, some at once, if there are many. The caller has the mutex."""
-        open_files.turn += 1  # whoever uses a topic from now on did so later
+        open_files.turn += 1  # a topic that is used from now on was used later
         topics_max, count = self._limits.open_topics_max, sum(len(opened.logs) for opened in self.open.values())
         if len(self.open) < topics_max and count + partitions <= OPEN_PARTITIONS_MAX:
             return
@@ -158,7 +158,7 @@ class OpenTopics(Generic[L]):
                 count -= len(opened.logs)
 
     def live(self, name: str, partition: int | None = None) -> OpenTopic[L]:
-        """The topic as it is now, also when another process deleted it and made it again, or died in a commit.
+        """Return the topic as it is now, also when another process deleted it and made it again, or died in a commit.
 
         Only one `partition` of it, if that is given: the others are not looked at.
         """
@@ -171,11 +171,11 @@ class OpenTopics(Generic[L]):
         return opened
 
     def live_logs(self, name: str, partition: int | None) -> list[L]:
-        """The logs of a topic as it is now, or the one of a partition of it."""
+        """Return the logs of a topic as it is now, or the one of a partition of it."""
         return self.live(name, partition).chosen(partition)
 
     def for_append(self, name: str) -> OpenTopic[L]:
-        """The topic, made if it is not there."""
+        """Return the topic, made if it is not there."""
         try:
             return self.get(name)
         except NotFound:
@@ -184,7 +184,7 @@ class OpenTopics(Generic[L]):
             return self.get(name)
 
     def forget(self, opened: OpenTopic[L]) -> None:
-        """Let go of a topic that was deleted."""
+        """Release a topic that was deleted."""
         with self._mutex:
             if self.open.get(opened.topic.name) is opened:
                 del self.open[opened.topic.name]
@@ -209,13 +209,13 @@ class OpenTopics(Generic[L]):
         return log
 
     def after_fork(self) -> None:
-        """In a forked child: begin anew, with descriptors and locks of its own."""
+        """In a forked child: start over, with descriptors and locks of its own."""
         self._mutex = threading.Lock()
         for log in list(self._logs.values()):
             log.after_fork()
 
     def close(self) -> None:
-        """Stop all followers, and let go of all files, after appends under way."""
+        """Stop all followers, and release all files, after appends under way."""
         with self._mutex:
             logs = list(self._logs.values())
             self.open.clear()
@@ -229,5 +229,5 @@ class OpenTopics(Generic[L]):
         self.forget(opened)
         successor = self.for_append(opened.topic.name)
         if len(successor.logs) != len(opened.logs):
-            raise NotFound(f"topic {opened.topic.name!r} was deleted, and made again with other partitions")
+            raise NotFound(f"topic {opened.topic.name!r} was deleted and created again with other partitions")
         return successor.logs[log.place.partition]

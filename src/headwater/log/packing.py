@@ -30,12 +30,12 @@ class BatchPacker(Protocol):
 
 
 def too_large(size: int, log: BatchPacker) -> bool:
-    """Whether a batch is so large that finding one event in it costs much more than it need."""
+    """Return whether a batch is so large that finding one event in it costs much more than it need."""
     return size > SPLIT_FROM * log.limits.pack_bytes
 
 
 def runs(batches: Iterator[Batch], log: BatchPacker, pause: Pause = lambda: None) -> Iterator[list[Batch]]:
-    """Neighbours that may become one batch. Huge events and lost ranges stay alone."""
+    """Yield neighbours that may become one batch. Huge events and lost ranges stay alone."""
     run: list[Batch] = []
     events = size = 0
     for number, batch in enumerate(batches):
@@ -65,7 +65,7 @@ def packed(run: list[Batch], log: BatchPacker) -> Iterator[bytes]:
 
 
 def split(batch: Batch, parts: int, *, zstd: bool) -> Iterator[bytes]:
-    """The bytes of batches that hold the events of a large one, verified, with their offsets and ticks."""
+    """Yield the bytes of batches that hold the events of a large one, verified, with their offsets and ticks."""
     batch.validate()
     step = -(-batch.count // parts)
     for lo in range(0, batch.count, step):

@@ -32,16 +32,16 @@ class PendingAppend:
 
     @property
     def error(self) -> BaseException | None:
-        """Why it was not committed; None if it was."""
+        """Return why it was not committed; None if it was."""
         return self.rows.error
 
     @property
     def offset(self) -> int:
-        """Where it is, once committed: of many events, the first."""
+        """Return where it is, once committed: of many events, the first."""
         return self.rows.offset
 
     def ref(self) -> Ref:
-        """Where its (first) event is, once committed; raises what kept it from being."""
+        """Return where its (first) event is, once committed; raises what kept it from being."""
         rows, place = self.rows, self.log.place
         if rows.error is not None:
             raise rows.error
@@ -77,7 +77,7 @@ def _rows(request: AppendMany, columns: dict[int, Column | None], count: int, sy
 
 
 def refs(topic: str, waiting: Sequence[PendingAppend]) -> Refs:
-    """Where the events of one call are, in its order; raises what kept one of its parts from being committed."""
+    """Return where the events of one call are, in its order; raises what kept one of its parts from being committed."""
     runs = [each.run() for each in waiting]
     several = len(waiting) > 1 and any(each.where is not None for each in waiting)
     places = [each.where.tolist() for each in waiting if each.where is not None] if several else None

@@ -8,14 +8,14 @@ from headwater.limits import Limits
 
 
 def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswer | None:
-    """What a request was told before, by what is known of all producers; raises as `ProducerMemory.answer`."""
+    """Return what a request was told before, by what is known of all producers; raises as `ProducerMemory.answer`."""
     mine = known.get(producer.id)
     if mine is None:
         return None
     if producer.epoch < mine.epoch:
         raise Fenced(
-            f"producer {producer.id!r} has epoch {producer.epoch}, and a newer one has {mine.epoch}",
-            hint="another instance has taken over; stop, or begin again with a higher epoch",
+            f"producer {producer.id!r} has epoch {producer.epoch}, but epoch {mine.epoch} is in use",
+            hint="another instance has taken over: stop, or start again with a higher epoch",
             code="old_epoch",
             epoch=mine.epoch,
         )
@@ -25,8 +25,8 @@ def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswe
     last = mine.answers[-1].seq
     if producer.seq < last:
         raise Conflict(
-            f"producer {producer.id!r} is at seq {last}, and the answer to {producer.seq} is forgotten",
-            hint="if it was answered, go on; if not, read the log to see whether it is there",
+            f"producer {producer.id!r} is at seq {last}, and the response to seq {producer.seq} is no longer kept",
+            hint="if you have the response, continue; if not, read the log to see whether the events are there",
             code="seq_forgotten",
             last_seq=last,
         )

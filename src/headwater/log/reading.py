@@ -14,12 +14,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from headwater.errors import HeadwaterError, Invalid, NotFound, out_of_memory
-from headwater.event import At, Event, ticks_and_node, ticks_of, time_of
+from headwater.event import Event, ticks_and_node, ticks_of, time_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
 from headwater.log.log import Log
 from headwater.match.selection import Selection
-from headwater.position import not_a_position
+from headwater.position import Position, not_a_position
 from headwater.requests import Read
 
 
@@ -34,15 +34,15 @@ def _last_ticks(batch: EventBatch) -> int:
 _by_ticks = attrgetter("ticks")
 
 
-def resolve(log: Log, at: At, logs: int) -> int:
-    """The offset of a place in one log of a topic that has `logs` of them."""
+def resolve(log: Log, at: Position, logs: int) -> int:
+    """Return the offset of a place in one log of a topic that has `logs` of them."""
     if isinstance(at, bool):
         raise not_a_position(at)
     if isinstance(at, int):
         if logs > 1:
             raise Invalid(
-                f"topic {log.place.topic!r} has {logs} partitions, and an offset belongs to one of them",
-                hint="give partition=, or begin at a time",
+                f"topic {log.place.topic!r} has {logs} partitions, and an offset applies to only one of them",
+                hint="give partition=, or start at a time",
                 code="partition_needed",
             )
         if at < 0:
@@ -59,11 +59,11 @@ def resolve(log: Log, at: At, logs: int) -> int:
     raise not_a_position(at)
 
 
-def begin(logs: Sequence[Log], at: At | Sequence[int]) -> list[int]:
-    """The offset in each log of a place in a topic, or of several offsets, one for each."""
+def begin(logs: Sequence[Log], at: Position | Sequence[int]) -> list[int]:
+    """Return the offset in each log of a place in a topic, or of several offsets, one for each."""
     if isinstance(at, Sequence) and not isinstance(at, str):
         if len(at) != len(logs) or min(at) < 0:
-            raise Invalid(f"{len(at)} offsets are no place in {len(logs)} partitions", code="bad_offsets")
+            raise Invalid(f"{len(at)} offsets were given for {len(logs)} partitions", code="bad_offsets")
         return list(at)
     check_id(logs, at)
     return [resolve(log, at, len(logs)) for log in logs]
@@ -75,7 +75,7 @@ def check_id(logs: Sequence[Log], at: object) -> None:
         topic = logs[0].place.topic
         raise NotFound(
             f"{at} is not the id of an event of topic {topic!r}",
-            hint="is it of another topic?",
+            hint="does it belong to another topic?",
             code="id_not_found",
         )
 
@@ -107,14 +107,17 @@ class TopicRead(NamedTuple):
 def span(
     uuid: str,
     logs: Sequence[Log],
-    start: At | Sequence[int],
-    end: At | Sequence[int],
+    start: Position | Sequence[int],
+    end: Position | Sequence[int],
     selection: Selection,
     *,
     reverse: bool,
     by_time: bool,
 ) -> TopicRead:
-    """What `read_batches` reads, with its bounds. `by_time`: in the order of their first events over all partitions."""
+    """Return what `read_batches` reads, with its bounds.
+
+    `by_time`: in the order of their first events over all partitions.
+    """
     starts, ends = begin(logs, start), _ends(logs, end)
     each = [_read_log(log, lo, hi, selection, reverse) for log, lo, hi in zip(logs, starts, ends, strict=True)]
     if by_time and len(each) > 1:
@@ -129,7 +132,7 @@ def span(
 def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int]]:
     """The lost events of some logs: partition, first offset and end of each range. Those behind damage may be left out.
 
-    Of what is damaged or gone, whoever reads it is told.
+    Reading what is damaged or gone raises the error.
     """
     found = []
     for log, start, end in zip(logs, starts, ends, strict=True):
@@ -139,7 +142,7 @@ def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]
 
 
 def pick(log: Log, batch: Batch, lo: int, hi: int, selection: Selection) -> EventBatch | None:
-    """The wanted events of a stored batch between two offsets; None if there are none."""
+    """Return the wanted events of a stored batch between two offsets; None if there are none."""
     first, last = max(0, lo - batch.base_offset), min(batch.count, hi - batch.base_offset)
     if first >= last:
         return None
@@ -154,7 +157,7 @@ def _each(logs: Sequence[Log], request: Read, selection: Selection) -> list[Iter
     return [_read_log(log, lo, hi, selection, request.reverse) for log, lo, hi in bounds]
 
 
-def _ends(logs: Sequence[Log], end: At | Sequence[int]) -> list[int]:
+def _ends(logs: Sequence[Log], end: Position | Sequence[int]) -> list[int]:
     ends = [log.end() for log in logs]
     return ends if end == "latest" else list(map(min, begin(logs, end), ends))
 

@@ -40,14 +40,14 @@ class Rules(msgspec.Struct, frozen=True):
 
     @property
     def bounded(self) -> bool:
-        """Whether anything may have to go."""
+        """Return whether anything may have to go."""
         kept = self.settings
         hard = kept.retention_bytes_hard and (kept.overflow == "delete" or kept.retention_consumers)
         wanted = kept.retention_bytes or kept.retention_segments or kept.retention_age_ms
         return bool(wanted or hard or self.before or self.before_ticks)
 
     def free(self, end: int) -> bool:
-        """Whether all consumers that count have passed what ends here."""
+        """Return whether all consumers that count have passed what ends here."""
         return not self.settings.retention_consumers or self.passed is None or end <= self.passed
 
     def oldest_ticks(self, now: int) -> int:
@@ -93,7 +93,7 @@ def no_consumers(_topic: TopicRecord, _partition: int) -> int | None:
 
 
 def bound_of(log: Log, before: int | datetime | None, logs: int) -> tuple[int, int]:
-    """What ends before this may go: an offset, and ticks."""
+    """Return what ends before this may go: an offset, and ticks."""
     if before is None:
         return 0, 0
     if isinstance(before, datetime):

@@ -103,7 +103,7 @@ class Rows:
 
     @property
     def alone(self) -> bool:
-        """Whether it must be a batch of its own: a huge event, or the request of a producer."""
+        """Return whether it must be a batch of its own: a huge event, or the request of a producer."""
         return self.spooled is not None or self.producer is not None
 
     def column(self, kind: int) -> Column | None:
@@ -114,7 +114,7 @@ class Rows:
 
 
 def encode(group: list[Rows], offset: int, ticks: int, *, zstd: bool) -> bytes:
-    """The bytes of one batch that holds all rows of the group, which have the same content."""
+    """Return the bytes of one batch that holds all rows of the group, which have the same content."""
     first = group[0]
     if len(group) == 1:
         if first.columns is None:
@@ -144,7 +144,7 @@ def encode(group: list[Rows], offset: int, ticks: int, *, zstd: bool) -> bytes:
 
 
 def one_batch(group: list[Rows], limits: Limits) -> bool:
-    """Whether all rows fit one batch, and so are there together or not at all."""
+    """Return whether all rows fit one batch, and so are there together or not at all."""
     runs = mergeable(group, limits)
     return next(runs, None) is not None and next(runs, None) is None
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import Invalid, NotFound
-from headwater.event import At
 from headwater.info import Split
 from headwater.limits import SPLITS_MAX
 from headwater.log import reading
 from headwater.log.extents import cut
 from headwater.log.log import Log
+from headwater.position import Position
 
 SMALL = 4  # what is smaller than this share of a split is not looked into: splits are then of up to so much more
 
 
-def splits(logs: Sequence[Log], start: At | Sequence[int], end: At | Sequence[int], split_bytes: int) -> list[Split]:
-    """The splits from `start` to before `end`, up to what is durable now, partition after partition."""
+def splits(
+    logs: Sequence[Log], start: Position | Sequence[int], end: Position | Sequence[int], split_bytes: int
+) -> list[Split]:
+    """Return the splits from `start` to before `end`, up to what is durable now, partition after partition."""
     if split_bytes < 1:
-        raise Invalid(f"splits of {split_bytes} bytes hold nothing", hint="64 MiB are a good size")
+        raise Invalid(f"split_bytes is {split_bytes}, but must be positive", hint="64 MiB is a good size")
     secured = [log.state().secured_offset for log in logs]
     while True:
         starts, ends = reading.begin(logs, start), secured

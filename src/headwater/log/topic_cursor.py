@@ -54,42 +54,42 @@ class TopicCursor:
 
     @property
     def offsets(self) -> Offsets:
-        """The next offset in each partition."""
+        """Return the next offset in each partition."""
         return tuple(self._offsets)
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The numbers of the partitions that it reads."""
+        """Return the numbers of the partitions that it reads."""
         return tuple(log.place.partition for log in self._logs)
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """What the ids of the events of each partition have in common."""
+        """Return what the ids of the events of each partition have in common."""
         return tuple(log.node for log in self._logs)
 
     @property
     def places(self) -> list[tuple[Log, int]]:
-        """What it waits for: the next offset of each log."""
+        """Return what it waits for: the next offset of each log."""
         return list(zip(self._logs, self._offsets, strict=True))
 
     def has_more(self) -> bool:
-        """Whether there is anything that it has not passed."""
+        """Return whether there is anything that it has not passed."""
         return any(log.seen() > offset for log, offset in self.places)
 
     def ends(self) -> Offsets:
-        """Where each partition ends now."""
+        """Return where each partition ends now."""
         return tuple([log.seen() for log in self._logs])
 
     def lost(self) -> list[tuple[int, int, int]]:
-        """The lost events between here and the end: partition, first offset and end of each range."""
+        """Return the lost events between here and the end: partition, first offset and end of each range."""
         return lost_between(self._logs, self._offsets, self.ends())
 
     def at(self, offsets: Sequence[int]) -> TopicCursor:
-        """Another cursor with the same selection, at another place. May be called from any thread."""
+        """Return another cursor with the same selection, at another place. May be called from any thread."""
         return TopicCursor(self.topic, self.uuid, self._logs, offsets, self._selection)
 
     def take(self, bytes_max: int, stop: Offsets | None = None) -> list[EventBatch]:
-        """The next wanted events up to the end there is now, or to before `stop`: about `bytes_max`.
+        """Return the next wanted events up to the end there is now, or to before `stop`: about `bytes_max`.
 
         It returns earlier, maybe with nothing, when it has looked at much that was not wanted: whoever wants all calls
         it until `offsets` stay where they are. Raises NotFound with the code `offset_gone` where retention has been:
@@ -166,9 +166,12 @@ class TopicCursor:
             yield from self._walk_log(number, end, part_bytes)
 
     def _walk_log(self, number: int, end: int, part_bytes: int) -> Iterator[EventBatch | int]:
-        """What is wanted of one log, in parts; for a batch of which nothing is, its size. The offset moves along."""
+        """Yield what is wanted of one log, in parts.
+
+        For a batch of which nothing is, its size. The offset moves along.
+        """
         log, cursor, selection, offsets = self._logs[number], self._cursors[number], self._selection, self._offsets
-        if cursor.offset != offsets[number]:  # after an error, a gap, or a stop in the midst of a batch
+        if cursor.offset != offsets[number]:  # after an error, a gap, or a stop in the middle of a batch
             cursor = self._cursors[number] = log.cursor(offsets[number])
         while cursor.offset < end:
             for batch in cursor.batches(end, selection.types, selection.key):
@@ -185,7 +188,7 @@ class TopicCursor:
 
 
 class CursorBell:
-    """What a thread sleeps on until one of many cursors has more, from any process, or somebody rings."""
+    """What a thread sleeps on until one of many cursors has more, from any process, or it is woken."""
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._disk = disk
@@ -209,7 +212,7 @@ class CursorBell:
 
 
 def _parts(batch: EventBatch, bytes_max: int) -> Iterable[EventBatch]:
-    """A large batch in parts of about this size."""
+    """Return a large batch in parts of about this size."""
     if batch.size <= 2 * bytes_max:
         return (batch,)
     each = max(1, len(batch) * bytes_max // batch.size)
@@ -217,7 +220,7 @@ def _parts(batch: EventBatch, bytes_max: int) -> Iterable[EventBatch]:
 
 
 def _id_at(log: Log, offset: int) -> UUID | None:
-    """The id of the first event from an offset on."""
+    """Return the id of the first event from an offset on."""
     for batch in log.batches(offset, log.end()):
         return id_of(int(batch.ticks()[max(0, offset - batch.base_offset)]), log.node)
     return None

@@ -19,7 +19,7 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
         raise Invalid(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
     if chosen.data_bytes_max > DATA_BYTES_CEILING:
         raise TooLarge(
-            f"data_bytes_max is {chosen.data_bytes_max}, and can be at most {DATA_BYTES_CEILING}",
+            f"data_bytes_max is {chosen.data_bytes_max}; the maximum is {DATA_BYTES_CEILING}",
             limit="data_bytes_ceiling",
             maximum=DATA_BYTES_CEILING,
         )
@@ -27,24 +27,24 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
     if min(*numbers, chosen.retention_age_ms, chosen.retention_bytes_hard) < 0:
         raise Invalid("a setting of a topic is negative", hint="0 means the default")
     if chosen.compression not in ("none", "zstd"):
-        raise Invalid(f"compression {chosen.compression!r} is unknown", hint="it is 'none' or 'zstd'")
+        raise Invalid(f"compression {chosen.compression!r} is unknown", hint="use 'none' or 'zstd'")
     if chosen.overflow not in ("delete", "refuse"):
-        raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="it is 'delete' or 'refuse'")
+        raise Invalid(f"overflow {chosen.overflow!r} is unknown", hint="use 'delete' or 'refuse'")
     if chosen.overflow == "refuse" and not chosen.retention_bytes_hard:
-        hint = "give retention_bytes_hard, or overflow='delete'"
-        raise Invalid("overflow 'refuse' needs a hard bound", hint=hint, code="hard_bound_needed")
+        hint = "set retention_bytes_hard, or overflow='delete'"
+        raise Invalid("overflow 'refuse' needs a hard limit", hint=hint, code="hard_bound_needed")
     if chosen.segment_bytes and chosen.segment_bytes < SEGMENT_BYTES_MIN:
-        raise Invalid(f"segment_bytes is {chosen.segment_bytes}, and must be at least {SEGMENT_BYTES_MIN}")
+        raise Invalid(f"segment_bytes is {chosen.segment_bytes}; the minimum is {SEGMENT_BYTES_MIN}")
 
 
 def checked_name(name: str, limits: Limits) -> str:
-    """The name itself; raises Invalid, or TooLarge, if it cannot be one."""
+    """Return the name itself; raises Invalid, or TooLarge, if it cannot be one."""
     size = len(names.utf8(name, "a topic's name"))
     if not size:
         raise Invalid("a topic's name is empty")
     if size > limits.topic_name_bytes_max:
         raise TooLarge(
-            f"a topic's name has {size} bytes, and may have {limits.topic_name_bytes_max}",
+            f"a topic's name has {size} bytes; the limit is {limits.topic_name_bytes_max}",
             limit="topic_name_bytes_max",
             maximum=limits.topic_name_bytes_max,
         )
@@ -57,7 +57,7 @@ def same(topic: TopicRecord, partitions: int) -> bool:
     if there != partitions:
         raise Invalid(
             f"topic {topic.name!r} has {there} partitions, not {partitions}",
-            hint="the number never changes; make another topic",
+            hint="the number of partitions cannot change; create another topic",
             code="partitions_differ",
             partitions=there,
         )
@@ -65,7 +65,7 @@ def same(topic: TopicRecord, partitions: int) -> bool:
 
 
 def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
-    """Settings with another retention; raises TypeError for anything that is not a part of that."""
+    """Return settings with another retention; raises TypeError for anything that is not a part of that."""
     strange = sorted(changes.keys() - Retention.__annotations__.keys())
     if strange:
         raise TypeError(f"{strange[0]!r} is not a setting of retention")
@@ -73,7 +73,7 @@ def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
 
 
 def limits_of(topic: TopicRecord, limits: Limits) -> Limits:
-    """The limits with the topic's own settings laid over."""
+    """Return the limits with the topic's own settings laid over."""
     own = {
         field: value
         for field in ("segment_bytes", "segment_age_ms", "data_bytes_max")

@@ -28,7 +28,7 @@ class BlobTarget(Protocol):
         """Make all of it durable: `reference` can be committed then."""
 
     def close(self) -> None:
-        """Let go of it, and of what is in it if it was not committed."""
+        """Release it, and what is in it if that was not committed."""
 
 
 class BlobUpload:
@@ -78,7 +78,7 @@ class BlobUpload:
             return self._commit()
 
     def discard(self) -> None:
-        """Let go of what was not committed. May be called twice, and after `commit`."""
+        """Release what was not committed. May be called twice, and after `commit`."""
         with self._using:
             self._discarded = True
             spool, self._spool = self._spool, None

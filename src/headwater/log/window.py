@@ -19,16 +19,16 @@ class SegmentWindow:
         self.path = path
 
     def batch(self, position: int) -> Batch:
-        """The batch at a position of the file, its header verified."""
+        """Return the batch at a position of the file, its header verified."""
         return decode(self.buffer, position - self.start, len(self.buffer), self.path, self.start)
 
     def batches(self, position: int, offset: int) -> Iterator[Batch]:
-        """The batches from a position to the end of the window; the first begins at `offset`."""
+        """Yield the batches from a position to the end of the window; the first begins at `offset`."""
         while position < self.end:
             batch = self.batch(position)
             if batch.base_offset != offset:
                 raise corrupt(
-                    f"offset {offset} was expected, and {batch.base_offset} is",
+                    f"expected offset {offset}, found {batch.base_offset}",
                     self.path,
                     position,
                     batch.size,

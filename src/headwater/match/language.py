@@ -73,7 +73,7 @@ Node = Term | All | Some | Not
 
 
 def read(match: Mapping[str, Any]) -> Node:
-    """The terms of a match; raises Invalid with the code `bad_match` or `bad_pattern`."""
+    """Return the terms of a match; raises Invalid with the code `bad_match` or `bad_pattern`."""
     return _MatchParser().match(match, 0)
 
 
@@ -87,7 +87,7 @@ class _MatchParser:
         self._patterns = 0
 
     def match(self, match: Any, depth: int) -> Node:
-        """A whole match: names with what is asked of them, and operators over matches."""
+        """Return a whole match: names with what is asked of them, and operators over matches."""
         _check_depth(depth)
         if not isinstance(match, Mapping):
             raise bad_match(f"a match is an object, not {_named(match)}", """write it like {"total": {"$gt": 10}}""")
@@ -115,11 +115,11 @@ class _MatchParser:
         path = tuple(name.split("."))
         _check_depth(depth + len(path))
         if not all(path):
-            raise bad_match(f"the path {_short(name)} has an empty part", "parts are apart by one dot each, as in a.b")
+            raise bad_match(f"the path {_short(name)} has an empty part", "separate parts by one dot, as in a.b")
         return self._asked(path, asked, depth + len(path))
 
     def _asked(self, path: tuple[str, ...], asked: Any, depth: int) -> Node:
-        """What is asked of a field: an object of operators, or a value that it equals."""
+        """Return what is asked of a field: an object of operators, or a value that it equals."""
         if not isinstance(asked, Mapping) or is_extended(asked) or not _has_operator(asked):
             return self._operator(path, "$eq", asked, depth)
         _check_depth(depth)
@@ -128,7 +128,7 @@ class _MatchParser:
             self._count_bytes(_name(name))
             if not name.startswith("$"):
                 raise bad_match(
-                    f"{_short(name)} stands among operators", "write a.b to ask for the part b of the field a"
+                    f"{_short(name)} is a field among operators", "write a.b to match the part b of the field a"
                 )
             nodes.append(self._operator(path, name, operand, depth))
         return _all(nodes)
@@ -157,7 +157,7 @@ class _MatchParser:
                     f"$not takes operators, not {_named(operand)}", """as in {"$not": {"$gt": 10}}, or use $ne"""
                 )
             return Not(self._asked(path, operand, depth + 1))
-        raise _unknown(name, FIELD_OPERATORS, MATCH_OPERATORS, "stands above fields")
+        raise _unknown(name, FIELD_OPERATORS, MATCH_OPERATORS, "belongs above fields")
 
     def _equal(self, path: tuple[str, ...], operand: Any, depth: int) -> Term:
         operand = self._literal(operand, depth)
@@ -168,7 +168,9 @@ class _MatchParser:
     def _compared(self, path: tuple[str, ...], name: str, operand: Any, depth: int) -> Term:
         operand = self._literal(operand, depth)
         if kind_of(operand)[0] in UNORDERED:
-            raise bad_match(f"{name} takes a value that has an order, not {_named(operand)}", "a number, text, date…")
+            raise bad_match(
+                f"{name} takes a value that has an order, not {_named(operand)}", "such as a number, a text or a date"
+            )
         compare = COMPARISONS[name]
         return _term(path, name, operand, values.ordered(compare, operand), compare)
 
@@ -182,7 +184,7 @@ class _MatchParser:
             raise bad_match(f"$regex takes a pattern, not {_named(operand)}", """as in {"$regex": "^o-[0-9]+$"}""")
         self._patterns += 1
         if self._patterns > MATCH_PATTERNS_MAX:
-            raise bad_match(f"a match may have {MATCH_PATTERNS_MAX} patterns", "join them, as in 'this|that'")
+            raise bad_match(f"a match may have at most {MATCH_PATTERNS_MAX} patterns", "join them, as in 'this|that'")
         search = compile_pattern(operand).search
 
         def test(value: Any) -> bool:
@@ -193,12 +195,12 @@ class _MatchParser:
         return test
 
     def _literal(self, value: Any, depth: int) -> Any:
-        """A value to compare with, of plain Python or BSON types, copied so that its owner may change it."""
+        """Return a value to compare with, of plain Python or BSON types, copied so that its owner may change it."""
         _check_depth(depth)
         self._values += 1
         if self._values > MATCH_VALUES_MAX:
             raise bad_match(
-                f"a match may have {MATCH_VALUES_MAX} values", "match on fewer, and filter the rest yourself"
+                f"a match may have at most {MATCH_VALUES_MAX} values", "match on fewer, and filter the rest yourself"
             )
         if isinstance(value, Mapping) and is_extended(value):
             value = extended(value)
@@ -221,24 +223,26 @@ class _MatchParser:
     def _member_name(self, name: Any) -> str:
         self._count_bytes(_name(name))
         if name.startswith("$"):
-            raise bad_match(f"{_short(name)} stands inside a value", "operators stand directly below a field")
+            raise bad_match(f"{_short(name)} is inside a value", "put operators directly below a field")
         return str(name)
 
     def _count_term(self) -> None:
         self._terms += 1
         if self._terms > MATCH_TERMS_MAX:
-            raise bad_match(f"a match may have {MATCH_TERMS_MAX} comparisons", "use $in for many values of one field")
+            raise bad_match(
+                f"a match may have at most {MATCH_TERMS_MAX} comparisons", "use $in for many values of one field"
+            )
 
     def _count_bytes(self, text: str | bytes) -> None:
         self._bytes += len(text)
         if self._bytes > MATCH_BYTES_MAX:
-            raise bad_match(f"a match may have {MATCH_BYTES_MAX} bytes", "match on fewer values")
+            raise bad_match(f"a match may have at most {MATCH_BYTES_MAX} bytes", "match on fewer values")
 
 
 def _term(
     path: tuple[str, ...], asked: str, operand: Any, test: Test, compare: Callable[[Any, Any], Any] | None = None
 ) -> Term:
-    """The term that finds what a path leads to, and tests it and, if it is an array, its elements."""
+    """Return the term that finds what a path leads to, and tests it and, if it is an array, its elements."""
     found = _with_elements(test)
     if compare is not None:
         found, each = values.quickly(compare, operand, found)
@@ -303,22 +307,22 @@ def _name(name: Any) -> str:
 
 def _check_depth(depth: int) -> None:
     if depth > MATCH_DEPTH_MAX:
-        raise bad_match(f"a match may nest {MATCH_DEPTH_MAX} levels, parts of a path included", "flatten it")
+        raise bad_match(f"a match may nest at most {MATCH_DEPTH_MAX} levels, parts of a path included", "flatten it")
 
 
 def _unknown(name: str, here: tuple[str, ...], elsewhere: tuple[str, ...], where: str) -> Exception:
     if name in elsewhere:
-        return bad_match(f"{name} {where}", f"here may stand {', '.join(here)}")
+        return bad_match(f"{name} {where}", f"allowed here: {', '.join(here)}")
     hint = (
         "for the options of a pattern, write (?i) at its beginning"
         if name == "$options"
-        else f"known are {', '.join(here)}"
+        else f"the operators are {', '.join(here)}"
     )
     return bad_match(f"the operator {_short(name)} is unknown", hint)
 
 
 def _named(value: Any) -> str:
-    """What a wrong operand is, in the words of JSON, for a message of bounded length."""
+    """Return what a wrong operand is, in the words of JSON, for a message of bounded length."""
     kind = "a " + kind_of(value)[0] if not isinstance(value, Mapping) else "an object"
     return {"a null": "null", "a array": "a list", "a ObjectId": "an ObjectId", "a other": type(value).__name__}.get(
         kind, kind

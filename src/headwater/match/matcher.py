@@ -27,7 +27,7 @@ _building = threading.Lock()  # the codec crashes when two threads are the first
 
 
 def compile(match: Mapping[str, Any] | str) -> Matcher:
-    """A match, or its text in JSON, ready to run; raises Invalid with the code `bad_match` or `bad_pattern`."""
+    """Return a match, or its text in JSON, ready to run; raises Invalid with the code `bad_match` or `bad_pattern`."""
     return Matcher(read(parse(match) if isinstance(match, str) else match))
 
 
@@ -53,7 +53,7 @@ class Matcher:
             self._each = _each(node, _from_dict)
 
     def __call__(self, document: Mapping[str, Any]) -> bool:
-        """Whether a document matches; False for what is not an object."""
+        """Return whether a document matches; False for what is not an object."""
         return isinstance(document, dict) and self._test(document)
 
     def hits(self, content: Content, data: Sequence[bytes]) -> list[int]:
@@ -93,7 +93,7 @@ Getter = Callable[[Any], Any]
 
 
 def _bind(node: Node, getter: Callable[[str], Getter]) -> Test:
-    """One function of all terms over documents, of which `getter` knows to get what stands under a name."""
+    """Return one function of all terms over documents, of which `getter` knows to get what stands under a name."""
     if isinstance(node, Term):
         test, get = node.test, getter(node.name)
         return lambda document: test(get(document))
@@ -136,7 +136,10 @@ def _from_dict(name: str) -> Getter:
 
 @lru_cache(DECODERS_MAX)
 def _record_decoder(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    """What decodes a JSON object into a record with these names alone; ValueError if they cannot be names of one."""
+    """Return what decodes a JSON object into a record with these names alone.
+
+    ValueError if they cannot be names of one.
+    """
     fields = [(f"f{i}", Any, msgspec.field(default=MISSING, name=name)) for i, name in enumerate(names)]
     decode = msgspec.json.Decoder(msgspec.defstruct("Record", fields, gc=False)).decode
     decode(b"{}")
@@ -155,7 +158,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _bson_decoder() -> Callable[[bytes], Any]:
-    """What decodes a BSON document, and gives None for what is none."""
+    """Return what decodes a BSON document, and gives None for what is none."""
     try:
         import bson
     except ImportError as error:

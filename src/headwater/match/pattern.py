@@ -11,14 +11,14 @@ HINT = "patterns are RE2: no look-around, no back-references"
 
 
 def compile_pattern(pattern: str) -> Any:
-    """A pattern of RE2 that may be used from any thread; raises Invalid with the code `bad_pattern`.
+    """Return a pattern of RE2 that may be used from any thread; raises Invalid with the code `bad_pattern`.
 
-    Groups do not capture: whoever filters asks only whether there is a match.
+    Groups do not capture: a filter needs to know only whether there is a match.
     """
     import re2
 
     if len(pattern.encode(errors="replace")) > PATTERN_BYTES_MAX:
-        raise _refused(f"a pattern may have {PATTERN_BYTES_MAX} bytes", "shorten it, or combine several")
+        raise _refused(f"a pattern may have at most {PATTERN_BYTES_MAX} bytes", "shorten it, or combine several")
     options = re2.Options()
     options.log_errors = False
     options.never_capture = True
@@ -38,7 +38,7 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def exactly(text: str) -> str:
-    """The pattern that matches this text alone."""
+    """Return the pattern that matches this text alone."""
     import re2
 
     escaped: str = re2.escape(text)

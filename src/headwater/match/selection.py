@@ -33,7 +33,7 @@ class Selection:
         self.everything = type is None and key is None and match is None
 
     def rows(self, batch: Batch, lo: int, hi: int, load_blob: LoadBlob) -> I64 | None:
-        """Which of the events `lo` to `hi` of a batch are wanted; None if all of them are."""
+        """Return which of the events `lo` to `hi` of a batch are wanted; None if all of them are."""
         if self.everything:
             return None
         rows = self._by_type_and_key(batch, lo, hi)

@@ -30,10 +30,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """The match that a JSON text holds, for `compile`; raises Invalid with the code `bad_match`."""
+    """Return the match that a JSON text holds, for `compile`; raises Invalid with the code `bad_match`."""
     encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     if len(encoded) > MATCH_BYTES_MAX:
-        raise bad_match(f"a match may have {MATCH_BYTES_MAX} bytes, not {len(encoded)}", "match on fewer values")
+        raise bad_match(
+            f"a match may have at most {MATCH_BYTES_MAX} bytes, not {len(encoded)}", "match on fewer values"
+        )
     try:
         found = _decode(encoded)
     except (ValueError, RecursionError) as error:
@@ -44,12 +46,12 @@ def parse(text: str | bytes) -> dict[str, Any]:
 
 
 def is_extended(value: Mapping[str, Any]) -> bool:
-    """Whether an object is a value of BSON in Extended JSON, as in `{"$date": "2025-03-01T12:00:00Z"}`."""
+    """Return whether an object is a value of BSON in Extended JSON, as in `{"$date": "2025-03-01T12:00:00Z"}`."""
     return next(iter(value), None) in EXTENDED
 
 
 def extended(value: Mapping[str, Any]) -> Any:
-    """The value that Extended JSON names; raises Invalid, or Unsupported without BSON's codec."""
+    """Return the value that Extended JSON names; raises Invalid, or Unsupported without BSON's codec."""
     try:
         from bson import json_util
     except ImportError as error:
@@ -59,7 +61,7 @@ def extended(value: Mapping[str, Any]) -> Any:
     try:
         found = json_util.loads(_encode(value).decode(), json_options=options)
     except Exception as error:  # the codec raises whatever its parts raise, and all of it means the same
-        raise bad_match(f"{name} has no value of Extended JSON", _EXTENDED_HINT) from error
+        raise bad_match(f"{name} has no valid value of Extended JSON", _EXTENDED_HINT) from error
     if isinstance(found, dict):
-        raise bad_match(f"{name} has no value of Extended JSON", _EXTENDED_HINT)
+        raise bad_match(f"{name} has no valid value of Extended JSON", _EXTENDED_HINT)
     return found

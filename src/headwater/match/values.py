@@ -31,7 +31,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def kind_of(value: Any) -> Kinded:
-    """The kind of a value and what to compare within it; `other` for what a match cannot name."""
+    """Return the kind of a value and what to compare within it; `other` for what a match cannot name."""
     cls = value.__class__
     convert = _CONVERT.get(cls)
     if convert is None:
@@ -40,7 +40,7 @@ def kind_of(value: Any) -> Kinded:
 
 
 def equal(operand: Any) -> Test:
-    """Whether a value is the same: by kind, and for objects and arrays all the way down."""
+    """Return whether a value is the same: by kind, and for objects and arrays all the way down."""
     kind, wanted = kind_of(operand)
     if kind == "object":
         members = {name: equal(member) for name, member in operand.items()}
@@ -52,7 +52,7 @@ def equal(operand: Any) -> Test:
 
 
 def ordered(compare: Callable[[Any, Any], Any], operand: Any) -> Test:
-    """Whether a value of the operand's kind is above or below it."""
+    """Return whether a value of the operand's kind is above or below it."""
     kind, bound = kind_of(operand)
 
     def test(value: Any) -> bool:
@@ -63,7 +63,7 @@ def ordered(compare: Callable[[Any, Any], Any], operand: Any) -> Test:
 
 
 def member(operands: Sequence[Any]) -> Test:
-    """Whether a value is one of many, in the same time however many they are (objects and arrays aside)."""
+    """Return whether a value is one of many, in the same time however many they are (objects and arrays aside)."""
     nested = [equal(operand) for operand in operands if kind_of(operand)[0] in ("object", "array")]
     wanted = frozenset(kinded for kinded in map(kind_of, operands) if kinded[0] not in ("object", "array"))
     if not nested:
@@ -72,7 +72,10 @@ def member(operands: Sequence[Any]) -> Test:
 
 
 def quickly(compare: Callable[[Any, Any], Any], operand: Any, test: Test) -> tuple[Test, Each]:
-    """The test, for one value and for many, that compares plain numbers or text in place; `test` does the rest."""
+    """Return the test, for one value and for many, that compares plain numbers or text in place.
+
+    `test` does the rest.
+    """
     kind, bound = kind_of(operand)
     if bound.__class__ not in (int, float, str) or kind not in ("number", "string"):
         return test, lambda values: list(map(test, values))
@@ -160,7 +163,7 @@ _BSON: dict[str, Callable[[Any], Kinded]] = {
 
 
 def _converter(cls: type) -> Callable[[Any], Kinded]:
-    """What converts a class that was not met before: one of BSON's, or a kind of int, str, dict and so on."""
+    """Return what converts a class that was not met before: one of BSON's, or a kind of int, str, dict and so on."""
     if cls.__module__.partition(".")[0] == "bson":
         convert = _CONVERT[cls] = _BSON.get(cls.__name__, lambda _: OTHER)  # there are few of them
         return convert

@@ -67,11 +67,11 @@ class StreamBody:
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be sent, or sent again."""
+        """Return whether it can be sent, or sent again."""
         return not self._begun or self._start is not None
 
     def __call__(self) -> Iterator[bytes]:
-        """The pieces, from the beginning."""
+        """Yield the pieces, from the beginning."""
         if self._begun:
             self._data.seek(self._start)  # type: ignore[union-attr,arg-type]  # it is repeatable
         for piece in given.pieces(self._data):
@@ -201,7 +201,10 @@ class RemoteAppender:
 
 
 def header_of(id: str) -> str:
-    """A producer's id in a header; raises Invalid for what a header cannot hold."""
+    """Return a producer's id in a header; raises Invalid for what a header cannot hold."""
     if _CONTROL.search(id) or id != id.strip():
-        raise Invalid(f"the producer's id {id!r} cannot be sent", hint="no control characters, and no spaces around it")
+        raise Invalid(
+            f"the producer's id {id!r} cannot be sent",
+            hint="it must not contain control characters, or begin or end with a space",
+        )
     return id.encode().decode("latin-1")  # headers are bytes, and these are UTF-8

@@ -46,7 +46,7 @@ class WrongPort(BrokenConnectionError):
     """The port is that of the protocol over TCP: nothing was done, and the address is wrong."""
 
     def __init__(self) -> None:
-        super().__init__("it is the port of the protocol over TCP; HTTP has its own, 7450 by default", sent=False)
+        super().__init__("this is the port of the TCP protocol; HTTP has its own, 7450 by default", sent=False)
 
 
 class HttpConnection:
@@ -97,7 +97,7 @@ class HttpConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether it is still open, as far as can be told, and nothing unasked has come."""
+        """Return whether it is still open, as far as can be told, and nothing unasked has come."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
@@ -108,7 +108,7 @@ class HttpConnection:
             self._feed()
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it comes. Raises Broken, also when it ends too early."""
+        """Yield the body as it comes. Raises Broken, also when it ends too early."""
         while True:
             yield from self._taken()
             if self.ended:
@@ -116,7 +116,7 @@ class HttpConnection:
             self._feed()
 
     def more(self, wait_s: float | None) -> list[bytes] | None:
-        """What has come of the body; waits for it so long. Empty when nothing came; None when all was taken."""
+        """Return what has come of the body; waits for it so long. Empty when nothing came; None when all was taken."""
         until_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._body and not self.ended:  # something may come that is no whole piece
             self.timeout(None if until_s is None else max(until_s - time.monotonic(), TICK_S))
@@ -127,7 +127,7 @@ class HttpConnection:
         return self._taken() or None
 
     def body(self) -> bytes:
-        """The rest of the body. Raises Broken."""
+        """Return the rest of the body. Raises Broken."""
         while not self.ended:
             self._feed()
         found = self._taken()
@@ -210,7 +210,7 @@ class HttpConnection:
         except TimeoutError as error:
             if timed:
                 raise
-            raise BrokenConnectionError(f"there was no answer for {self._timeout_s:g} s", sent=True) from error
+            raise BrokenConnectionError(f"no response for {self._timeout_s:g} s", sent=True) from error
         except (OSError, ValueError) as error:  # ValueError: it was closed by another thread
             raise BrokenConnectionError(_reason(error), sent=True) from error
         if piece:
@@ -223,13 +223,13 @@ class HttpConnection:
         if not self.headed:
             self._head_bytes += len(piece)
             if self._head_bytes > HEAD_BYTES_MAX + RECEIVE_BYTES:
-                raise BrokenConnectionError("the head of the answer does not end", sent=True)
+                raise BrokenConnectionError("the header of the response does not end", sent=True)
         try:
             self._parser.feed_data(piece)
         except Exception as error:
             if not self.headed and piece[:2] == b"\0\0":  # the length of a frame
                 raise WrongPort from error
-            raise BrokenConnectionError(f"the answer is not HTTP: {error}", sent=True) from error
+            raise BrokenConnectionError(f"the response is not HTTP: {error}", sent=True) from error
 
     def _cut_off(self) -> None:
         """The other side sends no more."""
@@ -237,7 +237,7 @@ class HttpConnection:
         if self.headed and not self.keep and "content-length" not in self.headers and not chunked:
             self.ended = True  # an answer of HTTP/1.0 ends with its connection
             return
-        raise BrokenConnectionError("the connection was closed before the answer was whole", sent=True)
+        raise BrokenConnectionError("the connection was closed before the response was complete", sent=True)
 
 
 def keep_alive(made: Any) -> None:
@@ -263,7 +263,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
-        return "it did not answer in time"
+        return "it did not respond in time"
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
 
 

@@ -29,7 +29,7 @@ _RESERVED = ("message", "hint", "code")  # what an error has besides its facts
 
 
 def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError:
-    """The error that an answer tells of."""
+    """Return the error that an answer tells of."""
     try:
         told = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -38,7 +38,7 @@ def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError
 
 
 def revive(told: ErrorBody, status: int = 500) -> HeadwaterError:
-    """The error that the server raised."""
+    """Return the error that the server raised."""
     kind = _KINDS.get(told.kind) or _by_status(status)
     facts = {name: fact for name, fact in told.facts.items() if name not in _RESERVED}
     return kind(told.message, hint=told.hint, code=told.code, **facts)
@@ -57,9 +57,9 @@ def lost(address: ServerAddress, reason: str, **facts: Any) -> Unavailable:
     """That a request may have been done, or not, and its answer is not to be had."""
     again = "producer" in facts
     return Unavailable(
-        f"the answer of {address} was lost: {reason}",
-        hint="it may have been done: "
-        + ("give the error's producer= to do it again safely" if again else "look before you do it again"),
+        f"the response from {address} was lost: {reason}",
+        hint="the request may have been carried out: "
+        + ("pass the error's producer= to retry it safely" if again else "check before you retry it"),
         code="answer_lost",
         **facts,
     )
@@ -68,22 +68,24 @@ def lost(address: ServerAddress, reason: str, **facts: Any) -> Unavailable:
 def not_headwater(address: ServerAddress) -> Unsupported:
     """That an answer lacks what ours have."""
     return Unsupported(
-        f"the answer of {address} is not one of a Headwater server",
-        hint="is it an older one, or does something stand before it that takes headers away?",
+        f"the response from {address} is not that of a Headwater server",
+        hint="is the server older, or does a proxy in front of it remove headers?",
         code="bad_answer",
     )
 
 
 def cut_short(address: ServerAddress, reason: str) -> Unavailable:
     """That an answer did not come to its end."""
-    return Unavailable(f"the answer of {address} was cut short: {reason}", hint="ask again", code="answer_cut_short")
+    return Unavailable(
+        f"the response from {address} was cut short: {reason}", hint="try again", code="answer_cut_short"
+    )
 
 
 def _of_a_stranger(status: int, address: ServerAddress) -> HeadwaterError:
     """An answer without an error of ours: of a proxy, or of a server that is not Headwater."""
     return _by_status(status)(
-        f"{address} answered with status {status}",
-        hint="is this the address of a Headwater server, or what stands before it?",
+        f"{address} responded with status {status}",
+        hint="is this the address of a Headwater server, or of a proxy in front of one?",
         code="bad_answer",
         status=status,
     )

@@ -29,7 +29,7 @@ class ProducerPool:
         self.after_fork()
 
     def take(self) -> tuple[ProducerSlot, Producer]:
-        """A producer that has no request under way, and its next request."""
+        """Return a producer that has no request under way, and its next request."""
         with self._mutex:
             if self._free:
                 slot = self._free.pop()
@@ -45,7 +45,7 @@ class ProducerPool:
             self._free.append(slot)
 
     def after_fork(self) -> None:
-        """Begin anew, under another name."""
+        """Start over, under another name."""
         self._mutex = threading.Lock()  # protects what follows
         self._free: list[ProducerSlot] = []
         self._name = uuid4().hex

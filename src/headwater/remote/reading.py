@@ -42,7 +42,7 @@ class RemoteLog:
         self._transport = transport
 
     def blob(self, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
         reference = batch.blob_reference()
         return RemoteBlob(self._transport, self.topic, self.partition, batch.base_offset, reference)
 
@@ -77,12 +77,12 @@ class RemoteBatches(Iterator[EventBatch]):
 
     @property
     def ends(self) -> list[int]:
-        """Where it ends in each partition; empty if it waits for more."""
+        """Return where it ends in each partition; empty if it waits for more."""
         return self._ends
 
     @property
     def several(self) -> bool:
-        """Whether they are of several partitions."""
+        """Return whether they are of several partitions."""
         return len(self._next) > 1
 
     def __next__(self) -> EventBatch:
@@ -103,7 +103,7 @@ class RemoteBatches(Iterator[EventBatch]):
             self._decoder.finish()
             if self._query.get("wait_for_more"):
                 raise BrokenConnectionError(
-                    "the server has ended it", sent=True
+                    "the server ended the response", sent=True
                 )  # because it stops, or the topic is gone
             self._warn(self._lost)
         except BrokenConnectionError as error:
@@ -114,7 +114,7 @@ class RemoteBatches(Iterator[EventBatch]):
         return False
 
     def found(self) -> EventBatch | None:
-        """The next batch, if it is there."""
+        """Return the next batch, if it is there."""
         return self._handed(self._found.popleft()) if self._found else None
 
     def cut(self) -> None:
@@ -152,7 +152,7 @@ class RemoteBatches(Iterator[EventBatch]):
             raise failures.not_headwater(self._transport.address) from error
         if self.uuid is not None and uuid != self.uuid:
             raise NotFound(
-                f"topic {self._topic!r} was deleted, and another one has its name",
+                f"topic {self._topic!r} was deleted, and another topic has its name now",
                 code="topic_deleted",
                 topic=self._topic,
             )
@@ -282,7 +282,7 @@ class RemoteFollow(Iterator[Event]):
 
 
 def events_of(batches: RemoteBatches, *, reverse: bool) -> Iterator[Event]:
-    """The events of batches, in the order of their times over all partitions.
+    """Yield the events of batches, in the order of their times over all partitions.
 
     Batches of several partitions come by the time of their first event (in reverse, of their last): what is earlier
     than the newest batch begins is complete, and the rest waits.

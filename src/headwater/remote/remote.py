@@ -56,7 +56,7 @@ class Remote:
         "check": _where_it_is("check"),
         "repair": _where_it_is("repair"),
         "archive": _where_it_is("archive"),
-        "maintain": Lack("be maintained from here", "it does that by itself"),
+        "maintain": Lack("be maintained from here", "maintenance is automatic"),
     }
 
     def __init__(self, transport: Transport, *, durability: Durability = "fsync", limits: Limits = DEFAULTS) -> None:
@@ -79,7 +79,7 @@ class Remote:
 
     @property
     def limits(self) -> Limits:
-        """What it accepts; the server may accept less."""
+        """Return what it accepts; the server may accept less."""
         return self._limits
 
     # Topics

@@ -33,7 +33,7 @@ class RemoteBlob:
         self._reference = reference
 
     def chunks(self) -> Iterator[bytes]:
-        """The data in pieces of at most 1 MiB. What is wrong with them shows at the end: then Corrupt is raised.
+        """Yield the data in pieces of at most 1 MiB. What is wrong with them shows at the end: then Corrupt is raised.
 
         Raises NotFound if retention has deleted it, and Unavailable when the connection breaks.
         """
@@ -52,7 +52,7 @@ class RemoteBlob:
             )
 
     def _rechunked(self, chunk_bytes: int) -> Iterator[bytes]:
-        """The data in the pieces that its checksums are of."""
+        """Yield the data in the pieces that its checksums are of."""
         pending = bytearray()
         left = self.size
         for piece in self._data():

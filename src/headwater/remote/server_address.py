@@ -35,8 +35,8 @@ class ServerAddress(msgspec.Struct, frozen=True):
             raise Invalid(f"the address of a server is wrong: {error}", hint=HINT) from None
         if parts.username is not None or parts.password is not None:
             raise Invalid(
-                f"the address of {parts.hostname} holds a user or a password, and addresses end up in logs",
-                hint="give token= or user=(name, password); on the command line HEADWATER_TOKEN, or --token-file",
+                f"the address of {parts.hostname} contains a user or a password, and addresses end up in logs",
+                hint="give token= or user=(name, password); on the command line, HEADWATER_TOKEN or --token-file",
                 code="credentials_in_address",
             )
         default = PORTS.get(parts.scheme)
@@ -47,7 +47,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
     @property
     def secure(self) -> bool:
-        """Whether it is by TLS."""
+        """Return whether it is by TLS."""
         return self.scheme == "https"
 
     @property
@@ -70,16 +70,16 @@ class Credentials(msgspec.Struct, frozen=True):
     def of(cls, token: str | None, user: tuple[str, str] | None) -> Credentials:
         """Raises Invalid for what cannot be."""
         if token is not None and user is not None:
-            raise Invalid("a token and a user were given", hint="give one of them")
+            raise Invalid("both a token and a user were given", hint="give only one of them")
         if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-            raise Invalid("the token is not one", hint="'headwater auth add' prints it, one word in ASCII")
+            raise Invalid("the token is not valid", hint="'headwater auth add' prints it: one word in ASCII")
         if user is not None and ":" in user[0]:
-            raise Invalid("the name of a user holds a colon")
+            raise Invalid("a user's name must not contain a colon")
         return cls(token, user)
 
     @property
     def header(self) -> str | None:
-        """The `Authorization` header; None if nothing was given."""
+        """Return the `Authorization` header; None if nothing was given."""
         if self.token is not None:
             return f"Bearer {self.token}"
         if self.user is not None:
@@ -88,13 +88,13 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def tls_context(address: ServerAddress, ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What TLS needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
+    """Return what TLS needs: who is trusted (the system's authorities, or those of `ca`), and the client's certificate.
 
     None for an address without. Raises Invalid for files that cannot be used, or that there is no use for.
     """
     if not address.secure:
         if ca is not None or cert is not None or key is not None:
-            raise Invalid(f"{address} is not encrypted, and certificates were given", hint="write https://")
+            raise Invalid(f"certificates were given, but {address} is not encrypted", hint="use https://")
         return None
     try:
         context = ssl.create_default_context(cafile=ca)

@@ -96,7 +96,7 @@ class RemoteTransaction:
         self._check()
         request = Append.of(topic, data, self._limits, **options)
         if not isinstance(request.data, bytes):
-            raise Invalid("a transaction takes no stream", hint="append it first, and let the transaction name it")
+            raise Invalid("a transaction takes no stream", hint="append it first, then append a reference to it")
         self._grow(len(request.data) + len(request.key or b"") + len(request.meta or b""))
         append: dict[str, Any] = {
             "topic": topic,
@@ -122,7 +122,7 @@ class RemoteTransaction:
             maximum: int = getattr(self._limits, limit)
             if total > maximum:
                 raise TooLarge(
-                    f"a transaction may have {maximum} {unit}",
+                    f"a transaction may have at most {maximum} {unit}",
                     hint="split it into several transactions",
                     limit=limit,
                     maximum=maximum,
@@ -229,14 +229,14 @@ class RemoteTransaction:
 
     def _check(self) -> None:
         if self._over:
-            raise Closed("the transaction is over", hint="begin another: hw.transaction()")
+            raise Closed("the transaction has ended", hint="start another: hw.transaction()")
         self._transport.check_open()
 
 
 def _in_doubt(error: HeadwaterError) -> Unavailable:
     return Unavailable(
-        f"whether the transaction is committed is not known: {error.message}",
-        hint="call commit() again when the server can be reached: it is done once",
+        f"it is not known whether the transaction is committed: {error.message}",
+        hint="call commit() again when the server can be reached; it is applied only once",
         code="transaction_in_doubt",
         **error.facts,
     )

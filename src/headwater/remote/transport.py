@@ -29,14 +29,14 @@ JSON = "application/json"
 IDLE_MAX = 32  # connections that are kept for the next request
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 2.0
 CONNECT_S = 10.0
-# Answers after which the same request may succeed soon: of a server that is busy, or ends and begins anew, or of
+# Answers after which the same request may succeed soon: of a server that is busy, or restarts, or of
 # what stands before it. Others of these statuses need a person, or tell that something was done.
 AGAIN = (502, 503, 504)
 BUSY = ("bad_answer", "closed", "overloaded", "stopping")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-_transports: WeakSet[Transport] = WeakSet()  # which begin anew in a forked child
+_transports: WeakSet[Transport] = WeakSet()  # which start over in a forked child
 _encode = msgspec.json.Encoder().encode
 
 Query = Mapping[str, object]
@@ -71,7 +71,7 @@ class _Request(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is in memory as a whole."""
+        """Return whether it is in memory as a whole."""
         return isinstance(self.body, bytes)
 
 
@@ -129,22 +129,22 @@ class ResponseStream:
         self.headers = connection.headers
 
     def pieces(self) -> Iterator[bytes]:
-        """The body. Raises Broken when the connection fails."""
+        """Yield the body. Raises Broken when the connection fails."""
         self._connection.timeout(None)
         return self._connection.pieces()
 
     def more(self, wait_s: float | None) -> list[bytes] | None:
-        """What comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
+        """Return what comes within so many seconds; empty if nothing did, None at the end. Raises Broken."""
         if self.closed:  # the connection may be another's now
             raise BrokenConnectionError("it was closed", sent=True)
         return self._connection.more(wait_s)
 
     def cut(self) -> None:
-        """End it, from any thread: whoever waits for more finds it Broken."""
+        """End it, from any thread: the caller that waits for more finds it Broken."""
         self._transport.cut(self, self._connection)
 
     def close(self) -> None:
-        """Let go of the connection: it is kept if all was read. May be called twice."""
+        """Release the connection: it is kept if all was read. May be called twice."""
         if not self.closed:
             self.closed = True
             self._transport.release(self._connection)
@@ -228,7 +228,7 @@ class Transport:
 
     @property
     def met(self) -> bool:
-        """Whether the server ever answered."""
+        """Return whether the server ever answered."""
         return self._met
 
     @property
@@ -250,13 +250,13 @@ class Transport:
         connection.close()
 
     def cut(self, stream: ResponseStream, connection: HttpConnection) -> None:
-        """End what a stream waits for; nothing if it has let go of the connection, which may be another's now."""
+        """End what a stream waits for; nothing if it has released the connection, which may be another's now."""
         with self._mutex:
             if not stream.closed:
                 connection.cut()
 
     def close(self) -> None:
-        """Cut all that is under way, and let go of all connections. May be called twice."""
+        """Cut all that is under way, and release all connections. May be called twice."""
         self._closing.set()
         with self._mutex:
             idle = list(self._idle)
@@ -276,7 +276,7 @@ class Transport:
             self._closing.set()
 
     def _begin(self) -> None:
-        # Protects `_idle` and `_busy`. A stream that the collector finds anywhere lets go of its connection there.
+        # Protects `_idle` and `_busy`. A stream that the collector finds anywhere releases its connection there.
         self._mutex = threading.RLock()
         self._idle: list[HttpConnection] = []
         self._busy: set[HttpConnection] = set()
@@ -291,7 +291,7 @@ class Transport:
                 return self._try(sending, partial(read, again=doubt.sent))
             except BrokenConnectionError as error:
                 doubt.sent = doubt.sent or error.sent
-                # A server that never answered is not one that begins anew: the address may be wrong.
+                # A server that never answered is not one that restarts: the address may be wrong.
                 known = self._met or not isinstance(error, RefusedConnectionError | WrongPort)
                 again = known and (_may(repeat) or (not error.sent and sending.whole))
                 if not again or not doubt.pause(self):

@@ -1,4 +1,4 @@
-"""The directory of a replica, as the one who copies to it uses it: topics with the uuids of their source."""
+"""The directory of a replica, as the replicator uses it: topics with the uuids of their source."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ class ReplicaDirectory(Directory):
         return found
 
     def adopt(self, state: TopicState, here: TopicRecord | None = None) -> OpenTopic[LocalLog]:
-        """A topic as the source has it, made if it is not `here`: its logs begin where the source's begin. Durable."""
+        """Return a topic as the source has it, made if it is not `here`: its logs begin where the source's begin.
+
+        Durable.
+        """
         if here is None:
             topic = TopicRecord(name=state.name, uuid=state.uuid, partitions=len(state.logs), settings=state.settings)
             self._catalogue.make(topic, [(log.start, log.ticks_before) for log in state.logs])
@@ -97,4 +100,4 @@ def _fill(spool: BlobSpool, batch: Batch, chunks: Iterator[bytes]) -> None:
         spool.write(chunk)
     spool.finish()
     if spool.reference != batch.only(DATA):
-        raise SourceError(Corrupt(f"the data of the event at offset {batch.base_offset} is not what its batch says"))
+        raise SourceError(Corrupt(f"the data of the event at offset {batch.base_offset} does not match its batch"))

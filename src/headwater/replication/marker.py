@@ -1,4 +1,4 @@
-"""What makes a directory a replica: `replica.json` and the lock of who copies (docs/FORMAT.md, "Replica").
+"""What makes a directory a replica: `replica.json` and the lock of the replicator (docs/FORMAT.md, "Replica").
 
 A directory is made a replica before it is a log, and stops being one when it is promoted. It never goes the other way,
 so who opened one that is none need not look again. Safe from any thread and process.
@@ -33,7 +33,7 @@ class Marker:
         self._clock = clock
 
     def read(self) -> Replica | None:
-        """What the directory is a replica of, or was; None if it never was one. Raises Corrupt."""
+        """Return what the directory is a replica of, or was; None if it never was one. Raises Corrupt."""
         path = self._path / REPLICA_FILE
         try:
             return settings.decode(self._disk.read_file(path), Replica)
@@ -43,7 +43,7 @@ class Marker:
             raise type(error)(f"{path}: {error.message}", hint=error.hint, code=error.code, **error.facts) from None
 
     def follows(self) -> bool:
-        """Whether it is a replica that was not promoted."""
+        """Return whether it is a replica that was not promoted."""
         found = self.read()
         return found is not None and found.promoted is None
 
@@ -52,8 +52,8 @@ class Marker:
         found = self.read()
         if found is not None and found.promoted is None:
             raise Unavailable(
-                f"{self._path} is a replica of {found.source}, and can only be read",
-                hint=f"write to its source, or end that: headwater promote {self._path}",
+                f"{self._path} is a replica of {found.source}, and is read-only",
+                hint=f"write to its source, or promote the replica: headwater promote {self._path}",
                 code="replica",
                 source=found.source,
             )
@@ -71,7 +71,7 @@ class Marker:
             if found.promoted is not None:
                 raise Conflict(f"{self._path} was promoted at {found.promoted}", code="promoted")
             if self._disk.inode(self._path / SETTINGS_FILE) is None:
-                raise NotFound(f"{self._path} holds nothing yet", hint="replicate to it first", code="not_a_log")
+                raise NotFound(f"{self._path} has no log yet", hint="replicate to it first", code="not_a_log")
             found = msgspec.structs.replace(found, promoted=self._now())
             self._write(found)
         return found
@@ -86,20 +86,20 @@ class Marker:
         if self._disk.inode(self._path / SETTINGS_FILE) is None:
             found = Replica(source=source, source_uuid=source_uuid, since=self._now())
             self._write(found)
-            if not make():  # somebody made it a log meanwhile, and may append to it already
+            if not make():  # another process made it a log meanwhile, and may append to it already
                 self._disk.unlink(self._path / REPLICA_FILE)
                 raise self._not_a_replica()
         elif found is None:
             raise self._not_a_replica()
         elif found.promoted is not None:
             raise Conflict(
-                f"{self._path} was promoted at {found.promoted}, and has gone its own way since",
+                f"{self._path} was promoted at {found.promoted}, and is no longer a replica",
                 hint="replicate to a new directory",
                 code="promoted",
             )
         elif found.source_uuid != source_uuid:
             raise Conflict(
-                f"{self._path} is a replica of {found.source_uuid}, and {source} is {source_uuid}",
+                f"{self._path} is a replica of log {found.source_uuid}, but {source} is log {source_uuid}",
                 hint="replicate another log to a new directory",
                 code="other_source",
             )
@@ -119,20 +119,20 @@ class Marker:
                 self._disk.make_root(self._path)
             return locked(path, self._disk, self._clock, LOCK_WAIT_S)
         except FileNotFoundError as error:
-            raise NotFound(f"{self._path.parent} is not there", hint="make that directory first") from error
+            raise NotFound(f"{self._path.parent} does not exist", hint="create that directory first") from error
         except NotADirectoryError as error:
             raise Invalid(f"{self._path} is not a directory", code="not_a_log") from error
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}", code="read_only") from error
         except Unavailable as error:
             raise Unavailable(
-                f"somebody is copying to {self._path}",
-                hint=f"stop that first: 'fuser {path}' names it",
+                f"another process is replicating to {self._path}",
+                hint=f"stop it first: 'fuser {path}' shows it",
                 code="replicating",
             ) from error
 
     def busy(self) -> bool:
-        """Whether somebody is copying to it now."""
+        """Return whether another process is copying to it now."""
         try:
             fd = self._disk.open_read(self._path / REPLICA_LOCK)
         except OSError:
@@ -141,7 +141,7 @@ class Marker:
 
     def _not_a_replica(self) -> Conflict:
         return Conflict(
-            f"{self._path} is a log of its own", hint="name a new directory for the replica", code="not_a_replica"
+            f"{self._path} is a log, not a replica", hint="use a new directory for the replica", code="not_a_replica"
         )
 
     def _write(self, replica: Replica) -> None:

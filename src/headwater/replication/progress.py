@@ -46,7 +46,7 @@ class Copy:
         self.source_end = max(self.source_end, self.next)
 
     def wanted(self) -> LogRequest:
-        """What to ask for next."""
+        """Return what to ask for next."""
         ticks = (self.log.state().last_ticks or None) if self.unsure else None
         return LogRequest(self.log.topic, self.uuid, self.log.partition, self.next, ticks)
 
@@ -81,12 +81,12 @@ def write(path: Path, disk: Disk, info: ReplicaInfo) -> None:
 
 
 def read(path: Path, disk: Disk, clock: Clock) -> ReplicaInfo:
-    """How the replica in a directory is, by its marker and what was last told; raises NotFound if it is none."""
+    """Return how the replica in a directory is, by its marker and what was last told; raises NotFound if it is none."""
     marker = Marker(path, disk, clock)
     found = marker.read()
     if found is None:
         raise NotFound(
-            f"{path} is not a replica", hint="make one: headwater replicate SOURCE DATA", code="not_a_replica"
+            f"{path} is not a replica", hint="create one: headwater replicate SOURCE DATA", code="not_a_replica"
         )
     try:
         told = _decode(disk.read_file(path / REPLICA_STATUS))

@@ -28,29 +28,29 @@ class RemoteSource:
 
     @property
     def uuid(self) -> str:
-        """What identifies the log that is served."""
+        """Return what identifies the log that is served."""
         told: str = self._transport.json("GET", ("version",), repeat=True)["uuid"]
         return told
 
     def topics(self) -> list[TopicState]:
-        """All topics that one may read."""
+        """Return all topics that one may read."""
         found = replication.decode_topics(self._transport.call("GET", ("replication", "topics"), repeat=True).body)
         self._uuids = {topic.name: topic.uuid for topic in found}
         return found
 
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
-        """What follows in these logs, as soon as there is anything."""
+        """Return what follows in these logs, as soon as there is anything."""
         asked = ReplicationRequest(list(logs), bytes_max, int(wait_s * 1000))
         path, headers = ("replication", "batches"), {"Content-Type": JSON}
         answer = self._transport.call("POST", path, body=_encode(asked), headers=headers, repeat=True)
         return replication.decode(answer.body, logs)
 
     def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
-        """The data of a huge event."""
+        """Return the data of a huge event."""
         return RemoteBlob(self._transport, topic, partition, batch.base_offset, batch.blob_reference())
 
     def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
-        """What is remembered of the producers of a log."""
+        """Return what is remembered of the producers of a log."""
         query = {"partition": partition}
         answer = self._transport.call("GET", ("topic", topic, "producers"), query, repeat=True)
         uuid = log_uuid(UUID(self._uuids[topic]), partition)

@@ -76,7 +76,7 @@ class Replicator:
 
         `address` names the source for people, without anything secret. `topics`: only these, else all.
         `delete`: topics that were deleted at the source are deleted here. `restart`: topics that are deleted here
-        first, and copied anew. `told` is called about every second with how it is.
+        first, and copied again. `told` is called about every second with how it is.
         """
         self._source = source
         self._path = path
@@ -134,7 +134,10 @@ class Replicator:
         self._stopped.set()
 
     def _uuid(self) -> str:
-        """Which log the source is. One that was copied before may be away; a new one that is may be a typing error."""
+        """Return which log the source is.
+
+        One that was copied before may be away; a new one that is may be a typing error.
+        """
         known = self._marker.read()
         tries = 0
         while True:
@@ -200,7 +203,7 @@ class Replicator:
         return _Round(copies, self._asking.submit(self._source.more, wanted, BYTES_MAX, wait_s))
 
     def _received(self, copies: list[Copy], answer: ReplicationResponse) -> list[tuple[Copy, list[Batch]]]:
-        """What is to be written, and where each log is then."""
+        """Return what is to be written, and where each log is then."""
         work = []
         size = sum(share.size for share in answer.shares)
         looked_at = len(copies) if size < BYTES_MAX else answer.shares[-1].number + 1
@@ -333,11 +336,13 @@ class Replicator:
         name = copy.log.topic
         if share.state == "gone" and self._delete:
             self._drop(name)
-            _log.warning("topic %r was deleted at the source, and here", name)
+            _log.warning("topic %r was deleted at the source, and is deleted here, too", name)
         elif share.state == "gone":
             self._give_up(name, _deleted(name, again=False))
         elif share.state == "behind" and not self._holds_any(name):
-            self._drop(name)  # the source has deleted what it would have begun with: it is made anew at the next look
+            self._drop(
+                name
+            )  # the source has deleted what it would have begun with: it is created again at the next poll
             self._look_s = float("-inf")
         elif share.state == "behind":
             self._give_up(name, _fell_behind(copy, share))
@@ -359,7 +364,7 @@ class Replicator:
         """Copy a topic no further, and say why; the others go on."""
         if topic not in self._troubles:
             self._troubles[topic] = error
-            _log.warning("topic %r is not copied any further: %s", topic, error)
+            _log.warning("topic %r is no longer replicated: %s", topic, error)
         for copy in self._copies.values():
             if copy.log.topic == topic:
                 copy.trouble = str(error)
@@ -371,7 +376,7 @@ class Replicator:
         return [copy for copy in self._copies.values() if not copy.trouble]
 
     def _done(self) -> bool:
-        """Whether all is here that was there at the beginning, producers included."""
+        """Return whether all is here that was there at the beginning, producers included."""
         assert self._targets is not None
         ends = {(copy.log.topic, copy.log.partition): copy.log.end() for copy in self._living()}
         reached = all(ends[place] >= target for place, target in self._targets.items() if place in ends)
@@ -407,7 +412,7 @@ class Replicator:
 
 
 def _passes(error: HeadwaterError) -> bool:
-    """Whether it may be otherwise soon: the source is away, or what it told was damaged or is gone meanwhile."""
+    """Return whether it may be otherwise soon: the source is away, or what it told was damaged or is gone meanwhile."""
     return isinstance(error, Unavailable | Closed | Corrupt) or (
         isinstance(error, NotFound) and error.code != "no_such_route"
     )
@@ -428,10 +433,10 @@ def _up_to(known: dict[str, ProducerState], end: int) -> dict[str, ProducerState
 
 
 def _deleted(topic: str, *, again: bool) -> Conflict:
-    what = "deleted at the source and made again" if again else "deleted at the source"
+    what = "deleted at the source and created again" if again else "deleted at the source"
     return Conflict(
-        f"topic {topic!r} was {what}; here it is as it was",
-        hint="give --delete to have it deleted here, too",
+        f"topic {topic!r} was {what}; the replica keeps its copy",
+        hint="give --delete to delete it here, too",
         code="topic_deleted",
         topic=topic,
     )
@@ -439,8 +444,8 @@ def _deleted(topic: str, *, again: bool) -> Conflict:
 
 def _fell_behind(copy: Copy, share: LogShare) -> Conflict:
     return Conflict(
-        f"{copy.log.place} ends at offset {copy.next}, and the source has deleted all before {share.start}",
-        hint=f"begin it anew: --restart-topic {copy.log.topic}",
+        f"{copy.log.place} ends at offset {copy.next}, but the source has deleted everything before {share.start}",
+        hint=f"copy the topic again: --restart-topic {copy.log.topic}",
         code="fell_behind",
         end=copy.next,
         oldest=share.start,
@@ -449,8 +454,8 @@ def _fell_behind(copy: Copy, share: LogShare) -> Conflict:
 
 def _diverged(copy: Copy, share: LogShare) -> Conflict:
     return Conflict(
-        f"{copy.log.place} has events up to offset {copy.next} that the source, which ends at {share.end}, has not",
-        hint=f"was the source restored from a backup? To have what it has: --restart-topic {copy.log.topic}",
+        f"{copy.log.place} ends at offset {copy.next}, beyond the source, which ends at {share.end}",
+        hint=f"was the source restored from a backup? To copy the topic again: --restart-topic {copy.log.topic}",
         code="diverged",
         end=copy.next,
     )

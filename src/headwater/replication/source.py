@@ -41,11 +41,11 @@ class ReplicationSource(Protocol):
 
     @property
     def uuid(self) -> str:
-        """What identifies the log."""
+        """Return what identifies the log."""
         ...
 
     def topics(self) -> list[TopicState]:
-        """All topics that may be read."""
+        """Return all topics that may be read."""
         ...
 
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
@@ -53,16 +53,16 @@ class ReplicationSource(Protocol):
         ...
 
     def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
-        """The data of a huge event, verified as it is read."""
+        """Return the data of a huge event, verified as it is read."""
         ...
 
     def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
-        """What is remembered of the producers of a log."""
+        """Return what is remembered of the producers of a log."""
         ...
 
 
 class LocalSource:
-    """A directory as a source, opened by somebody who closes it."""
+    """A directory as a source, opened and closed by the caller."""
 
     def __init__(self, directory: Directory) -> None:
         self.uuid = directory.uuid
@@ -73,11 +73,11 @@ class LocalSource:
         self._over = False
 
     def topics(self, may: Callable[[str], bool] = lambda _: True) -> list[TopicState]:
-        """All topics, or those that one may read. One that is deleted meanwhile is left out."""
+        """Return all topics, or those that one may read. One that is deleted meanwhile is left out."""
         return [state for name in self._directory.topics() if may(name) for state in self._state(name)]
 
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
-        """What follows in these logs; one that is damaged says so, and the others go on."""
+        """Return what follows in these logs; one that is damaged says so, and the others go on."""
         clock = self._directory.clock
         deadline = clock.monotonic() + wait_s
         opened = self._open(logs)  # once: there may be more than stay open
@@ -116,7 +116,10 @@ class LocalSource:
             _log.warning("topic %r cannot be replicated: %s", name, error)
 
     def _open(self, logs: Sequence[LogRequest]) -> Opened:
-        """The topics that are asked for, each looked at once, or why one cannot be; those not there are left out."""
+        """Return the topics that are asked for, each looked at once, or why one cannot be.
+
+        Those not there are left out.
+        """
         opened: Opened = {}
         for name in {wanted.topic for wanted in logs}:
             try:
@@ -166,7 +169,7 @@ class LocalSource:
         return LogShare(number, "ok", start, end, log.state().segment, left, len(found)), found
 
     def _durable(self, log: LocalLog, beyond: int) -> int:
-        """How far a log is durable; synced if that is not beyond an offset, and it could be."""
+        """Return how far a log is durable; synced if that is not beyond an offset, and it could be."""
         slot = log.state()
         durable = max(slot.durable_offset, slot.safe_offset)
         if durable <= beyond and slot.visible_offset > durable and self._may_sync(log):
@@ -204,7 +207,7 @@ class LocalSource:
 
 
 def _same(log: LocalLog, wanted: LogRequest, start: int) -> bool:
-    """Whether the event before the wanted ones is the one that the replica has; True if that cannot be told."""
+    """Return whether the event before the wanted ones is the one that the replica has; True if that cannot be told."""
     last = wanted.offset - 1
     if wanted.ticks is None or last < start:
         return True
@@ -231,7 +234,7 @@ def _read(log: LocalLog, offset: int, end: int, room: int) -> tuple[bytes, int]:
 
 
 def _bytes_between(log: LocalLog, offset: int, end: int) -> int:
-    """About how many bytes of segments hold these offsets."""
+    """Return about how many bytes of segments hold these offsets."""
     total = 0.0
     for segment in retention.survey(log.place, log.state()):
         events = min(segment.end, end) - max(segment.base, offset)

@@ -15,9 +15,9 @@ import msgspec
 
 from headwater.directory.directory import Directory
 from headwater.errors import Closed
-from headwater.event import At
 from headwater.format.events import EventBatch
 from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
+from headwater.position import Position
 from headwater.server.channels import Blocking, Channel, ChannelSubscription, StreamFormat
 from headwater.server.metrics import LiveMeter
 from headwater.server.settings import ServerSettings
@@ -55,7 +55,7 @@ class Feeds:
         topic: str,
         form: StreamFormat,
         *,
-        start: At | Sequence[int] = "latest",
+        start: Position | Sequence[int] = "latest",
         after: UUID | None = None,
         opening: bytes = b"",
         **selection: Any,
@@ -95,7 +95,7 @@ class Feeds:
         self,
         topic: str,
         *,
-        start: At | Sequence[int] = "earliest",
+        start: Position | Sequence[int] = "earliest",
         stop: int | None = None,
         wait: bool = True,
         bytes_max: int,
@@ -125,7 +125,7 @@ class Feeds:
         self._watches.close()
 
     def _place(
-        self, topic: str, start: At | Sequence[int], after: UUID | None, selection: Mapping[str, Any]
+        self, topic: str, start: Position | Sequence[int], after: UUID | None, selection: Mapping[str, Any]
     ) -> tuple[TopicCursor, TopicCursor, Gap | None]:
         """Where to begin, and where the topic ends now. In a worker thread."""
         cursor = self._backend.cursor(topic, start=start, **selection)

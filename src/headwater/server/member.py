@@ -24,8 +24,9 @@ import msgspec
 
 from headwater.consumers.log_consumer import LogConsumer
 from headwater.errors import Fenced, HeadwaterError, Unavailable
-from headwater.event import At, Event
+from headwater.event import Event
 from headwater.limits import ServerLimits
+from headwater.position import Position
 from headwater.server.http.message import StreamSink
 from headwater.server.window import AckWindow
 
@@ -223,7 +224,7 @@ class RemoteMember:
         """What the member holds, after a look for more that began after this call."""
         return (await self._ask(None))[1]
 
-    async def seek(self, at: At, partition: int | None) -> tuple[dict[int, int], MemberState]:
+    async def seek(self, at: Position, partition: int | None) -> tuple[dict[int, int], MemberState]:
         """Go on from another place, as `Consumer.seek`; what is sent later is from there. Returns the new cursors."""
         cursors, state = await self._ask(partial(self.consumer.seek, at, partition))
         return cursors or {}, state

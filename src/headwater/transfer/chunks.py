@@ -65,19 +65,19 @@ class ImportChunk(Protocol):
     def __len__(self) -> int: ...
 
     def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
-        """Neighbours of the same topic and content, which can be appended together."""
+        """Yield neighbours of the same topic and content, which can be appended together."""
         ...
 
     def part(self, lo: int, hi: int) -> ImportChunk:
-        """The events `lo` to `hi`."""
+        """Return the events `lo` to `hi`."""
         ...
 
     def sizes(self) -> I64:
-        """Bytes of each event's data."""
+        """Return bytes of each event's data."""
         ...
 
     def fits(self) -> bool:
-        """Whether one append takes all of them."""
+        """Return whether one append takes all of them."""
         ...
 
     def append(self, place: ImportTarget) -> None:
@@ -146,7 +146,7 @@ class EventChunk:
 def runs(
     chunk: ImportChunk, topic: str | list[str | None] | None, content: Content | list[Content]
 ) -> Iterator[tuple[str | None, Content, ImportChunk]]:
-    """Parts of a chunk in which all events have the same topic and content."""
+    """Yield parts of a chunk in which all events have the same topic and content."""
     topics = topic if isinstance(topic, list) else [topic] * len(chunk)
     contents = content if isinstance(content, list) else [content] * len(chunk)
     if topics.count(topics[0]) == contents.count(contents[0]) == len(chunk):

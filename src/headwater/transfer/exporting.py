@@ -45,7 +45,7 @@ def export(
     """Write the events of topics, one topic after the other, each partition after partition; returns how many."""
     chosen = files.format_of(target, format)
     if puro_variant is not None and chosen != "puro":
-        raise Invalid(f"a file of {chosen} has no variant", hint="give a variant for the format puro only")
+        raise Invalid(f"the format {chosen} has no variants", hint="give a variant for the format puro only")
     if len(topics) != 1 and chosen not in ("jsonl", "puro"):
         raise Invalid(f"a file of {chosen} holds one topic, not {len(topics)}", hint="export each to a file of its own")
     reads = [(topic, log.read_batches(topic, **filters)) for topic in topics]  # a wrong filter makes no file

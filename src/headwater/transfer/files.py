@@ -32,7 +32,7 @@ TAIL_BYTES = 8
 
 
 def format_of(target: Target, format: str | None) -> Format:
-    """The format that was named, or else the one of the path's suffix; raises Invalid."""
+    """Return the format that was named, or else the one of the path's suffix; raises Invalid."""
     if format is None:
         name = "" if _is_file(target) else os.fspath(cast("str", target))
         suffix = Path(name).suffix.lower()
@@ -41,7 +41,7 @@ def format_of(target: Target, format: str | None) -> Format:
                 return each
         known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
         what = f"the suffix of {name!r}" if name else "a stream"
-        raise Invalid(f"{what} names no format", hint=f"give the format, or a name that ends with {known}")
+        raise Invalid(f"{what} does not determine a format", hint=f"give the format, or a name that ends with {known}")
     if format not in SUFFIXES:
         raise Invalid(f"there is no format {format!r}", hint=f"formats are {', '.join(SUFFIXES)}")
     return format

@@ -95,7 +95,7 @@ class ImportSink:
                 continue
             topic = self._topic if self._topic is not None else named
             if topic is None:
-                raise Invalid("the file does not say which topic its events are of", hint="name the topic")
+                raise Invalid("the file does not name the topic of its events", hint="name the topic")
             place = ImportTarget(self._log, topic, content, self._partition)
             self._append_run(place, run.part(skipped, len(run)) if skipped else run)
 
@@ -150,11 +150,11 @@ class ImportSink:
 
 
 def _counted(error: HeadwaterError, sink: ImportSink) -> HeadwaterError:
-    """The error, with how many events are imported, and how to go on after them."""
+    """Return the error, with how many events are imported, and how to go on after them."""
     done = sink.skipped + sink.imported
     message = error.message
     if done:
         events = f"{sink.imported:,} event{'' if sink.imported == 1 else 's'}"
-        message += f" (after {events}, which are imported; skip {done} to go on)"
+        message += f" (after {events}, which are imported; skip {done} to continue)"
     facts = {**error.facts, "imported": sink.imported, "skip": done}
     return type(error)(message, hint=error.hint, code=error.code, **facts)

@@ -34,7 +34,7 @@ class LineWriter:
 
 
 def read(input: Input, wanted: ImportOptions, line_bytes_max: int) -> Iterator[ImportChunk]:
-    """The events of the lines; blank ones are left out, a last one without an end counts.
+    """Yield the events of the lines; blank ones are left out, a last one without an end counts.
 
     Raises Corrupt, with the range of bytes and the number, for a line that is not JSON, and Invalid for another that
     is no event, when all that came before has been given.
@@ -62,7 +62,7 @@ def read(input: Input, wanted: ImportOptions, line_bytes_max: int) -> Iterator[I
 
 
 def _chunks(lines: bytes, position: int, number: int, name: str, wanted: ImportOptions) -> Iterator[ImportChunk]:
-    """The events of many lines at once; if that fails, line by line, to tell which."""
+    """Yield the events of many lines at once; if that fails, line by line, to tell which."""
     try:
         found = jsonl.decode_lines(lines)
         if len(found) == lines.count(b"\n") + (not lines.endswith(b"\n")):
@@ -107,7 +107,7 @@ def _chunk(lines: list[EventLine], wanted: ImportOptions) -> EventChunk:
 
 
 def _located(error: Exception, name: str, number: int, position: int, size: int) -> HeadwaterError:
-    """The error of one line: Corrupt if it is not JSON, Invalid if it is no event."""
+    """Return the error of one line: Corrupt if it is not JSON, Invalid if it is no event."""
     wrong = isinstance(error, msgspec.ValidationError | Invalid)
     reason = error.message if isinstance(error, Invalid) else str(error)
     if wrong:

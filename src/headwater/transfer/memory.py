@@ -8,7 +8,7 @@ from headwater.format.events import EventBatch
 
 
 def events_of(batch: EventBatch) -> list[Event]:
-    """The events. Raises TooLarge for a huge one rather than write it without its data."""
+    """Return the events. Raises TooLarge for a huge one rather than write it without its data."""
     events = batch.events()
     if len(events) == 1 and events[0].data is None:
         raise too_large(events[0], "blob_bytes_in_memory", batch.log.blob_bytes_in_memory)
@@ -17,10 +17,10 @@ def events_of(batch: EventBatch) -> list[Event]:
 
 def too_large(event: Event, limit: str, maximum: int) -> TooLarge:
     """That an event does not fit into an export, with its place."""
-    hints = {"blob_bytes_in_memory": "raise that limit, or leave it out and save its data apart"}
+    hints = {"blob_bytes_in_memory": "raise that limit, or leave the event out and save its data separately"}
     return TooLarge(
         f"event {event.partition}:{event.offset} of topic {event.topic!r} has {event.size} bytes of data, "
-        f"and an export holds up to {maximum}",
+        f"and an export can hold up to {maximum}",
         hint=hints.get(limit, "use another format"),
         limit=limit,
         maximum=maximum,

@@ -56,7 +56,7 @@ def read(input: Input, wanted: ImportOptions, report: Report | None) -> Iterator
     Which checksum a file has is known when its messages fit one and not the other.
     """
     if wanted.keep_times:
-        raise Invalid("messages of Puro have no times", hint="import them without keeping times")
+        raise Invalid("Puro messages have no times", hint="import them without keeping times")
     rest, position = b"", input.position
     checksums: tuple[puro.Checksum, ...] = get_args(puro.Checksum)
     blocks = BlockReader()
@@ -115,7 +115,7 @@ def _corrupt(reason: str, name: str, position: int, size: int, file: PuroFile) -
 
 def _too_long(what: str, size: int, maximum: int, event: Event) -> TooLarge:
     return TooLarge(
-        f"{what} of event {event.partition}:{event.offset} has {size} bytes, and in a message of Puro up to {maximum}",
+        f"{what} of event {event.partition}:{event.offset} has {size} bytes; in a Puro message the limit is {maximum}",
         hint="use another format",
         limit="puro_key_bytes_max" if what == "a key" else "puro_topic_bytes_max",
         maximum=maximum,

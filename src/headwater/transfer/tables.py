@@ -67,14 +67,14 @@ def _fields() -> Any:
 
 
 def _with_blob(batch: EventBatch) -> Any:
-    """The table of a huge event, with its data."""
+    """Return the table of a huge event, with its data."""
     (event,) = events_of(batch)
     data = arrow.pyarrow().array([event.data], arrow.pyarrow().binary())
     return events.table([batch], COLUMNS).set_column(COLUMNS.index("data"), "data", data)
 
 
 def read_arrow(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
-    """The rows of an Arrow file or stream: which of them it is, its first bytes tell."""
+    """Yield the rows of an Arrow file or stream: which of them it is, its first bytes tell."""
     with _damage(input):
         is_file = False
         if input.seekable():
@@ -92,7 +92,7 @@ def read_arrow(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
 def read_parquet(input: Input, wanted: ImportOptions) -> Iterator[ImportChunk]:
     """The rows of a Parquet file, row group after row group, with the checksums of pages that have them verified."""
     if not input.seekable():
-        raise Invalid("Parquet is read from its end on, which a pipe does not have yet", hint="save it to a file first")
+        raise Invalid("Parquet is read from its end, so it cannot be read from a pipe", hint="save it to a file first")
     with _damage(input):
         file = _parquet().ParquetFile(input, page_checksum_verification=True)
         plan = TableColumns(file.schema_arrow, wanted)
@@ -113,7 +113,7 @@ def _of_stream(input: Input) -> Iterator[Any]:
     yield from _ipc().open_stream(input)
     if input.tail != STREAM_END:
         raise Corrupt(
-            f"{input.name} ends at byte {input.position} without the mark that ends a stream of Arrow",
+            f"{input.name} ends at byte {input.position} without the end-of-stream marker of Arrow",
             hint="it may have been cut off between two batches",
             path=input.name,
             position=input.position,
@@ -137,7 +137,7 @@ class TableColumns:
             elif given:
                 raise Invalid(f"the table has no column {given!r}", hint=f"it has {', '.join(names)}")
         if data not in names:
-            hint = f"it has {', '.join(names)}; say which of them holds the data"
+            hint = f"it has {', '.join(names)}; name the one that holds the data"
             raise Invalid(f"the table has no column {wanted.data_column or 'data'!r}", hint=hint)
         if wanted.keep_times:
             self.by_role |= {name: name for name in ORIGINAL if name in names and name not in self.by_role.values()}
@@ -214,7 +214,7 @@ def _chunk(batch: Any, plan: TableColumns, wanted: ImportOptions) -> TableChunk:
 
 
 def _with_originals(columns: dict[str, Any], count: int) -> Any:
-    """A column of meta, with the times and places that the events had."""
+    """Return a column of meta, with the times and places that the events had."""
     facts = {name: _texts(columns[name]) for name in ORIGINAL if name in columns}
     each = zip(*facts.values(), strict=True) if facts else iter([()] * count)
     metas = arrow.values_of(columns["meta"]) if "meta" in columns else [None] * count
@@ -226,7 +226,7 @@ def _with_originals(columns: dict[str, Any], count: int) -> Any:
 
 
 def _contents(columns: dict[str, Any], wanted: ImportOptions) -> Content | list[Content]:
-    """What the table says, or the user, or, for a column of text, the column itself."""
+    """Return what the table says, or the user, or, for a column of text, the column itself."""
     pa = arrow.pyarrow()
     if "content" in columns:
         contents: Any = _texts(columns["content"])

@@ -20,7 +20,7 @@ from headwater.transfer.puro import Report
 
 
 class TransferLog(Protocol):
-    """The verbs that a transfer needs, whoever has them."""
+    """The verbs that a transfer needs."""
 
     def describe(self, topic: str) -> TopicInfo: ...
     def sync(self, topic: str) -> None: ...

@@ -12,8 +12,9 @@ from msgspec import Meta
 
 from headwater import position
 from headwater.errors import Invalid
-from headwater.event import At, Event
+from headwater.event import Event
 from headwater.format import jsonl
+from headwater.position import Position
 from headwater.server.access import require
 from headwater.server.http.errors import error_line
 from headwater.server.http.message import QueryParameters, Request, Response, json
@@ -149,7 +150,7 @@ async def forget(service: Service, request: Request) -> Response:
     return json(True)
 
 
-def _start(query: QueryParameters) -> At:
+def _start(query: QueryParameters) -> Position:
     said = query.text("start")
     return "earliest" if said is None else position.parse(said)
 

@@ -10,7 +10,6 @@ import msgspec
 
 from headwater import position
 from headwater.errors import Invalid
-from headwater.event import At
 from headwater.format import frames
 from headwater.format.events import EventBatch
 from headwater.limits import PARTITIONS_MAX, SPLIT_BYTES
@@ -48,7 +47,7 @@ FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 class ReadQuery(NamedTuple):
     """What the query asks for. `filters` are those of `Engine.read_batches`, with the partition."""
 
-    start: At
+    start: Position
     cut: Cut
     wait: bool | None
     filters: dict[str, Any]
@@ -123,7 +122,7 @@ async def _server_sent(service: Service, request: Request, asked: ReadQuery) -> 
 
 def _pieces(service: Service, request: Request, format: Format, asked: ReadQuery) -> Iterator[bytes]:
     """The answer up to what is there now. In a worker thread."""
-    end: At = "latest" if asked.cut.end is None else asked.cut.end
+    end: Position = "latest" if asked.cut.end is None else asked.cut.end
     found = service.store.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
         columns = request.query.text("columns")
@@ -214,7 +213,7 @@ def filters_of(query: QueryParameters) -> dict[str, Any]:
     return {"type": query.text("type"), "key": query.data("key"), "match": said}
 
 
-def _start(query: QueryParameters) -> At:
+def _start(query: QueryParameters) -> Position:
     return _position(query, "from", "earliest")
 
 

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from headwater.errors import Closed, HeadwaterError, Invalid
-from headwater.event import At, ticks_and_node
+from headwater.event import ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.match.selection import Selection
+from headwater.position import Position
 from headwater.server.channels import ChannelSubscription
 from headwater.server.feeds import beating
 from headwater.server.http.message import BodyStream, Headers, Request, Response, StreamSink
@@ -107,7 +108,7 @@ async def respond(
     request: Request,
     topic: str,
     *,
-    start: At = "earliest",
+    start: Position = "earliest",
     last: str | None = None,
     wait: bool = True,
     stop: int | None = None,
@@ -200,7 +201,7 @@ class AwaitedEvents:
             subscribing.cancel()
 
 
-def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[SseFormat, dict[str, Any]]:
+def _resume(cursor: TopicCursor, start: Position, last: str | None, bus: bool) -> tuple[SseFormat, dict[str, Any]]:
     """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
     partitions = len(cursor.partitions)
     if partitions == 1:

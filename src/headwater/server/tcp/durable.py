@@ -18,7 +18,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import Conflict, HeadwaterError, NotFound
-from headwater.event import At, Event
+from headwater.event import Event
+from headwater.position import Position
 from headwater.server.member import Formats, MemberOwner, RemoteMember
 from headwater.server.tcp import recev
 from headwater.server.tcp.subscription import TcpSubscription, stopping
@@ -48,7 +49,7 @@ class Owner:
 
 
 async def owned(
-    connection: TcpConnection, topic: str, name: str, user: str, start: At, selection: dict[str, Any]
+    connection: TcpConnection, topic: str, name: str, user: str, start: Position, selection: dict[str, Any]
 ) -> DurableSubscription:
     """A durable subscription that this connection has, to be opened: it goes on, or is made with this start.
 

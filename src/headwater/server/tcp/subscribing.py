@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, NotFound
-from headwater.event import At
 from headwater.format.events import EventBatch
 from headwater.match.pattern import exactly
 from headwater.match.selection import Selection
+from headwater.position import Position
 from headwater.server.tcp import changing, durable, recev
 from headwater.server.tcp.answers import OK, failure
 from headwater.server.tcp.fields import INT32, FrameFields
@@ -103,7 +103,7 @@ def _type(fields: FrameFields) -> str | None:
     return pattern if name is None else exactly(name)
 
 
-def _start(fields: FrameFields) -> At:
+def _start(fields: FrameFields) -> Position:
     """Where a subscription begins: at the end, unless it says."""
     offset, time = fields.integer("startSequence"), fields.integer("startTimestamp", most=LAST_MS)
     if offset is not None and time is not None:
@@ -119,7 +119,7 @@ class TopicSubscription(TcpSubscription):
     _batches: AsyncGenerator[list[EventBatch], None]
 
     def __init__(
-        self, connection: TcpConnection, topic: str, partition: int | None, start: At, selection: dict[str, Any]
+        self, connection: TcpConnection, topic: str, partition: int | None, start: Position, selection: dict[str, Any]
     ) -> None:
         super().__init__(connection)
         self.topic = topic

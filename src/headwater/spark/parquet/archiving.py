@@ -18,7 +18,6 @@ import msgspec
 
 from headwater.address import absolute
 from headwater.errors import HeadwaterError
-from headwater.event import At
 from headwater.format.history import HistoryFile, nothing
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.history.archiver import ArchiveTask, archiver_of, result
@@ -27,6 +26,7 @@ from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
 from headwater.info import ArchivedRange, PartitionInfo
 from headwater.limits import MIB
+from headwater.position import Position
 from headwater.spark.parquet import history
 from headwater.spark.places import open_place
 from headwater.store import Store
@@ -164,7 +164,7 @@ class SplitPlanner:
         self._store.sweep(topic)
         for there, manifest in zip(info.partitions, manifests, strict=True):
             end = self._ends.setdefault((topic.uuid, there.partition), _reach(there, seal=seal))
-            start: At = manifest.end if manifest.parts else "earliest"
+            start: Position = manifest.end if manifest.parts else "earliest"
             if manifest.end < end:
                 bounds = {"partition": there.partition, "start": start, "end": end, "split_bytes": self._file_bytes}
                 splits = self._hw.splits(name, **bounds)  # type: ignore[arg-type]  # they are as they say
