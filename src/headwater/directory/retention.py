@@ -1,9 +1,9 @@
 """Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
 
-`due` finds the segments to delete, `delete` removes them. A segment is deleted under the lock of the log, so that neither
-a repair nor a topic that is created again comes in between, and under the lock of its own file, so that no sealer renames
-a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name; the syncs come
-after it. Safe from any thread and process.
+`due` finds the segments to delete, `delete` removes them. A segment is deleted under the lock of the log, so that
+neither a repair nor a topic that is created again comes in between, and under the lock of its own file, so that no
+sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one
+name; the syncs come after it. Safe from any thread and process.
 """
 
 from __future__ import annotations
