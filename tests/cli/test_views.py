@@ -111,10 +111,10 @@ def test_an_error_stops_a_view_and_resume_tries_again(run: Run, shop: Path) -> N
     assert (basket["error"]["offset"], basket["error"]["type"]) == (2, "odd")
     shown = run("views", "status", shop, code=1).out
     assert "basket: stopped at offset 2 of orders/0, type odd: KeyError: 'n'" in shown
-    assert run("views", "resume", shop, "basket").out == "✓ projection basket goes on with binder baskets\n"
+    assert run("views", "resume", shop, "basket").out == "✓ projection basket resumes with binder baskets\n"
     basket = seen(run, shop)["basket"]
     assert (basket["state"], basket["error"]) == ("idle", None)
-    assert "no projection 'nobody'" in run("views", "resume", shop, "nobody", code=1).err
+    assert "no such projection: 'nobody'" in run("views", "resume", shop, "nobody", code=1).err
 
 
 def test_a_damaged_binder_hides_no_other(run: Run, shop: Path) -> None:

@@ -142,7 +142,7 @@ def with_cost(cost: str) -> str:
 def test_a_file_that_is_wrong_is_refused(path: Path, written: str) -> None:
     path.write_text(written)
     path.chmod(0o600)
-    with pytest.raises(Invalid, match="is no file of users") as caught:
+    with pytest.raises(Invalid, match="is not a users file") as caught:
         read(path, Disk())
     assert caught.value.code == "bad_users_file"
     with pytest.raises(Invalid), changing(path, Disk(), Clock()):

@@ -159,7 +159,9 @@ class AppendTarget:
         """Append in order, neighbours of the same content together."""
         encoded = [encode(value, content) for value in values]
         if self._guard and len({found for found, _ in encoded}) > 1:
-            raise Invalid("the values are of several contents, and so not one request", hint="give --content")
+            raise Invalid(
+                "the values have different contents, and cannot be sent in one request", hint="give --content"
+            )
         for found, run in groupby(encoded, key=lambda each: each[0]):
             data = [value for _, value in run]
             yield self._hw.append_many(
@@ -298,6 +300,6 @@ def _append_lines(target: AppendTarget, content: Content | None, told: Reference
     except HeadwaterError as error:
         if not told.count:
             raise
-        message = f"{error.message} (after {show.count(told.count, 'event')}, which are appended)"
+        message = f"{error.message} ({show.count(told.count, 'event')} appended before that)"
         raise type(error)(message, hint=error.hint, code=error.code, **error.facts) from error
     told.finish(target.topic, time.monotonic() - began)

@@ -47,7 +47,7 @@ class NaturalType(Kind):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if not isinstance(value, int) and not value.isdecimal():
-            self.fail(f"{value!r} is not a number from 0 on", param, ctx)
+            self.fail(f"{value!r} is not a number from 0", param, ctx)
         return int(value)
 
 
@@ -140,7 +140,9 @@ class PassedType(Kind):
         for place in value.split(","):
             topic, *numbers = place.rsplit(":", 2)
             if len(numbers) != 2 or not topic or not all(number.isdecimal() for number in numbers):
-                self.fail(f"{place!r} is not a place; write topic:partition:offset, or an offset", param, ctx)
+                self.fail(
+                    f"{place!r} is not a place in a topic; write topic:partition:offset, or an offset", param, ctx
+                )
             refs.append(Ref(topic, int(numbers[0]), int(numbers[1]), 0, 0, "fsync"))
         return refs
 

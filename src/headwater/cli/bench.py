@@ -51,7 +51,11 @@ class BenchResult:
 @command(examples=["headwater bench", "headwater bench /mnt/disk --seconds 3 --json"])
 @click.argument("directory", metavar="[DIR]", required=False, shell_complete=complete_directory)
 @click.option(
-    "--seconds", type=click.FloatRange(0.01, 3600), default=1.5, metavar="S", help="For each line.  [default: 1.5]"
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=1.5,
+    metavar="S",
+    help="Duration of each measurement.  [default: 1.5]",
 )
 @json_option("One JSON object.")
 def bench(directory: str | None, seconds: float, as_json: bool) -> None:
@@ -74,7 +78,7 @@ def bench(directory: str | None, seconds: float, as_json: bool) -> None:
     )
     click.echo(click.style(f"on {filesystem}, {os.cpu_count()} cores", dim=True))
     if filesystem in MEMORY_FILESYSTEMS:
-        show.warn(f"{filesystem} is memory: name a directory on the disk that you want to measure")
+        show.warn(f"{filesystem} is in memory: name a directory on the disk to measure")
 
 
 def _measure_all(path: Path, seconds: float, waiting: ProgressLine) -> Iterator[BenchResult]:

@@ -74,7 +74,7 @@ def _about_replica(hw: Store) -> list[tuple[str, str]]:
     found = hw.replica
     if found is None:
         return []
-    return [("replica of" if found.promoted is None else "promoted, once a replica of", found.source)]
+    return [("replica of" if found.promoted is None else "promoted; formerly a replica of", found.source)]
 
 
 def where(hw: Store) -> tuple[str, str]:
@@ -168,7 +168,7 @@ def _show_lost(described: list[TopicInfo]) -> None:
                 rest = f" and {len(ranges) - RANGES_MAX} more ranges" if len(ranges) > RANGES_MAX else ""
                 which = f"offsets {', '.join(ranges[:RANGES_MAX])}{rest}"
                 mark = click.style("lost", fg="red")
-                click.echo(f"{mark} {topic.name}/{partition.partition}: {which} were damaged, and repair cut them")
+                click.echo(f"{mark} {topic.name}/{partition.partition}: {which} were damaged and cut by repair")
 
 
 def _told(hw: Store, described: list[TopicInfo]) -> dict[str, Any]:

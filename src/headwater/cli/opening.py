@@ -41,7 +41,7 @@ def server_options(function: F) -> F:
 def directory_of(data: str) -> Path:
     """The path of a directory, for what needs one; raises Unsupported for an address."""
     if not is_directory(data):
-        raise Unsupported(f"{data!r} is not a directory", hint="give the path of one")
+        raise Unsupported(f"{data!r} is not a directory", hint="give the path of a directory")
     return Path(data)
 
 

@@ -22,4 +22,4 @@ def promote(data: str) -> None:
     from headwater import promote
 
     promote(directory_of(data))
-    show.done(f"{data} takes appends now")
+    show.done(f"{data} accepts appends now")

@@ -26,4 +26,4 @@ def reindex(data: str, topic: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(show.json_line({"indexed": made}))
     else:
-        show.done(f"{show.count(made, 'segment')} indexed" if made else "there is no finished segment to index")
+        show.done(f"{show.count(made, 'segment')} indexed" if made else "no sealed segments to index")

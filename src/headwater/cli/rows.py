@@ -81,7 +81,7 @@ def write_parquet(table: pa.Table, out: IO[bytes]) -> None:
 def _unique(table: pa.Table) -> list[str]:
     twice = [name for name, count in Counter(table.column_names).items() if count > 1]
     if twice:
-        raise Invalid(f"two columns are called {twice[0]!r}", hint="give one of them another name: … AS other")
+        raise Invalid(f"duplicate column {twice[0]!r}", hint="rename one of them: … AS other")
     return table.column_names
 
 

@@ -47,4 +47,4 @@ def seek(data: str, topic: str, name: str, at: At, partition: int | None, as_jso
             click.echo(show.json_line({"consumer": name, "topic": topic, "partition": number, "cursor": cursor}))
     else:
         places = ", ".join(f"{number}:{cursor}" for number, cursor in moved.items())
-        show.done(f"consumer {show.printable(name)} goes on at {places}")
+        show.done(f"consumer {show.printable(name)} continues at {places}")

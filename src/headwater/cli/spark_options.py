@@ -55,7 +55,7 @@ def spark_options(function: F) -> F:
     gathered.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
     found: Any = gathered
     found = click.option("--config", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated.")(found)
-    found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="The heap of the driver.")(
+    found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="Heap of the Spark driver.")(
         found
     )
     return click.option(  # type: ignore[no-any-return]  # it is what was given, with options

@@ -147,7 +147,7 @@ class AccessLog:
             try:
                 fresh = self._disk.open_append(self._path)
             except OSError as error:
-                self._write(self._notice(error=f"cannot be opened again: {error.strerror}"))
+                self._write(self._notice(error=f"cannot be reopened: {error.strerror}"))
             else:
                 self._disk.close(self._fd)
                 self._fd = fresh

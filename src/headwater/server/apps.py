@@ -70,8 +70,8 @@ class Application:
         except TimeoutError as error:
             await process.end()
             raise Unavailable(
-                f"{self._address} has not begun in {self._limits.application_start_s:g} s",
-                hint="what does it do when it is imported?",
+                f"{self._address} did not start within {self._limits.application_start_s:g} s",
+                hint="check what runs when the module is imported",
                 code="app_broken",
             ) from error
         except BaseException:
@@ -93,7 +93,7 @@ class Application:
                     process = None
                     if loop.time() - began_s > WELL_S:
                         tries, pause_s = 1, PAUSE_S
-                    _log.error("the application %s; it is started again in %g s", told, pause_s)
+                    _log.error("the application %s; restarting in %g s", told, pause_s)
                 await asyncio.sleep(pause_s)
                 tries, began_s = tries + 1, loop.time()
                 self._meter.restarts += 1
@@ -101,7 +101,7 @@ class Application:
                     process = await self._launch()
                 except (HeadwaterError, OSError) as error:
                     pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S, spread=0)
-                    _log.error("the application cannot be started: %s; tried again in %g s", error, pause_s)
+                    _log.error("the application cannot be started: %s; retrying in %g s", error, pause_s)
         finally:
             await self._let_go()
 
@@ -158,18 +158,20 @@ class _ApplicationProcess:
             said = await self._receive()
         except (asyncio.IncompleteReadError, OSError):
             code = await self._process.wait()
-            hint = "what it printed tells why"
-            raise Invalid(f"the application {_ended(code)} before it ran", hint=hint, code="app_broken") from None
+            hint = "see its output above"
+            raise Invalid(f"the application {_ended(code)} before it was ready", hint=hint, code="app_broken") from None
         if isinstance(said, BrokenApplication):
             raise questions.raised(said.error)
         if not isinstance(said, Ready):
-            raise Invalid("the application says something else than that it is ready", code="bad_message")
+            raise Invalid("the application sent an unexpected message instead of being ready", code="bad_message")
         self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     async def ask(self, name: str, arguments: dict[str, Any]) -> bytes:
         """Send a question, and wait for its answer for a limited time."""
         if len(self._waiting) >= self._limits.queries_max:
-            raise Unavailable("too many queries wait for the application", hint="try again soon", code="overloaded")
+            raise Unavailable(
+                "too many queries are waiting for the application", hint="try again soon", code="overloaded"
+            )
         self._asked += 1
         number = self._asked
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -180,7 +182,7 @@ class _ApplicationProcess:
                 return await answer
         except TimeoutError as error:
             raise Unavailable(
-                f"the query {name!r} has not answered in {self._limits.query_s:g} s", code="query_timeout"
+                f"the query {name!r} did not finish within {self._limits.query_s:g} s", code="query_timeout"
             ) from error
         finally:
             del self._waiting[number]
@@ -193,7 +195,7 @@ class _ApplicationProcess:
             await asyncio.wait((ending, self._listening), return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():  # it has closed its socket, as a rule because it ends
                 await asyncio.wait((ending,), timeout=END_S)
-            return _ended(ending.result()) if ending.done() else "hears nothing any more"
+            return _ended(ending.result()) if ending.done() else "closed its connection"
         finally:
             ending.cancel()
 
@@ -212,7 +214,7 @@ class _ApplicationProcess:
             async with asyncio.timeout(END_S):
                 await self._process.wait()
         except TimeoutError:
-            _log.warning("the application does not end, and is killed")
+            _log.warning("the application does not stop; killing it")
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
@@ -236,4 +238,4 @@ class _ApplicationProcess:
 
 
 def _ended(code: int) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -59,8 +59,8 @@ class Arrivals:
             raise _stopping()
         if self._count >= self._waiting_max:
             raise Unavailable(
-                f"{self._waiting_max} clients wait for topics that do not exist yet",
-                hint=f"make topic {topic!r} first, or wait for fewer at a time",
+                f"{self._waiting_max} clients are already waiting for topics that do not exist yet",
+                hint=f"create topic {topic!r} first, or wait for fewer topics at a time",
                 code="too_many",
                 limit="awaited_topics_max",
                 maximum=self._waiting_max,

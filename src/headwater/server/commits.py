@@ -135,7 +135,7 @@ class Commits:
                 for write in self._writers:
                     write(queue.group)
             except Exception:  # noqa: BLE001  # then the loop writes them
-                _log.exception("answers cannot be written")
+                _log.exception("responses cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)
 
     def _finished(self, queue: _CommitQueue) -> None:
@@ -155,7 +155,7 @@ class Commits:
             try:
                 done(waiting)
             except Exception:  # noqa: BLE001  # the others must be answered too
-                _log.exception("an append cannot be answered")
+                _log.exception("the response to an append cannot be sent")
         self._metrics.appended(queue.topic, events, size, appends)
         if much:
             return

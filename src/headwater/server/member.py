@@ -294,7 +294,7 @@ class RemoteMember:
             error = trouble
         except Exception as bug:  # noqa: BLE001  # a bug of ours must be heard of at the other end
             _log.exception("a member of consumer %r failed", self.consumer.name)
-            error = Unavailable(f"the member failed: {type(bug).__name__}", hint="the server's log tells more")
+            error = Unavailable(f"the member failed: {type(bug).__name__}", hint="see the server's log")
         finally:
             self._leave(error)
 
@@ -443,10 +443,10 @@ class RemoteMember:
 
 def member_gone(lease_s: float | None = None) -> Fenced:
     """A member has left, or its client was silent for too long."""
-    told = "there is no such member" if lease_s is None else f"nothing was heard of the member for {lease_s:g} s"
+    told = "no such member" if lease_s is None else f"the member's lease of {lease_s:g} s has expired"
     return Fenced(
         told,
-        hint="it has left: join again, and what was not acked comes again",
+        hint="join again; events that were not acknowledged are delivered again",
         code="member_gone",
     )
 
@@ -454,8 +454,8 @@ def member_gone(lease_s: float | None = None) -> Fenced:
 def taken_over(name: str) -> Fenced:
     """Somebody else has what a member had for itself."""
     return Fenced(
-        f"consumer {name!r} was taken over, or moved to another place",
-        hint="subscribe again: what was not acknowledged comes again",
+        f"consumer {name!r} was taken over, or moved by a seek",
+        hint="subscribe again; events that were not acknowledged are delivered again",
     )
 
 
@@ -476,4 +476,4 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> No
     try:
         loop.call_soon_threadsafe(function)
     except RuntimeError:  # the loop is closed: the server has ended, and nobody waits
-        _log.debug("a member outlived its loop")
+        _log.debug("a member outlived its event loop")

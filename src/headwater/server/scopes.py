@@ -18,7 +18,7 @@ from headwater.limits import DEFAULTS, SERVER_DEFAULTS
 Action = Literal["read", "append", "admin"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 EVERY_TOPIC = "*"
-HINT = "write actions, a colon and a pattern of topics, as in 'read,append:orders.*' or 'admin:*'"
+HINT = "a scope is actions, a colon and a pattern of topics, as in 'read,append:orders.*' or 'admin:*'"
 
 
 def binder_scope(name: str) -> str:

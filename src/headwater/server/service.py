@@ -65,9 +65,7 @@ class Service:
             return False
         if not self._said_ignored:
             self._said_ignored = True
-            _log.warning(
-                "a client sent credentials, which are not checked: this server has no users — give --auth FILE"
-            )
+            _log.warning("a client sent credentials, but authentication is off — give --auth FILE")
         return True
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -63,8 +63,8 @@ class Password(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         typed = text.encode()
         if not limits.password_bytes_min <= len(typed) <= limits.password_bytes_max:
             raise Invalid(
-                f"a password has {limits.password_bytes_min} to {limits.password_bytes_max} bytes",
-                hint="for programs, a token is better: 'headwater auth token'",
+                f"a password must have {limits.password_bytes_min} to {limits.password_bytes_max} bytes",
+                hint="for programs, use a token: 'headwater auth token'",
                 code="bad_password",
             )
         salt = clock.random_bytes(16)
@@ -124,7 +124,7 @@ class Users:
             for subject in account.subjects:
                 other = self.by_subject.setdefault(subject, user)
                 if other is not user:
-                    message = f"the subject {subject!r} would stand for both {other.name!r} and {name!r}"
+                    message = f"the subject {subject!r} belongs to both {other.name!r} and {name!r}"
                     raise Invalid(message, code="bad_users", subject=subject)
         # A password that nobody has: whoever names no user waits as long as one who does.
         costs = [account.password.cost for account in accounts.values() if account.password is not None]
@@ -141,20 +141,20 @@ def read(path: Path, disk: Disk, limits: ServerLimits = SERVER_DEFAULTS) -> User
         data = disk.read_file(path) if size <= limits.users_file_bytes_max else None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(
-            f"there is no file of users {path}",
-            hint=f"make one: headwater auth add {path} NAME --token --scope 'read,append,admin:*'",
+            f"the users file {path} does not exist",
+            hint=f"create it: headwater auth add {path} NAME --token --scope 'read,append,admin:*'",
             code="users_not_found",
         ) from error
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error.strerror}", code="users_unreadable") from error
     if data is None:
-        message = f"{path} has {size} bytes, and may have {limits.users_file_bytes_max}"
-        raise Invalid(message, hint="is it the right file?", code="bad_users_file")
+        message = f"{path} has {size} bytes; the limit is {limits.users_file_bytes_max}"
+        raise Invalid(message, hint="check that it is a users file", code="bad_users_file")
     if mode & 0o022:
         hint = f"chmod 600 {path}"
-        raise Invalid(f"others may change the file of users {path}", hint=hint, code="users_file_exposed")
+        raise Invalid(f"the users file {path} is writable by others", hint=hint, code="users_file_exposed")
     if mode & 0o004:
-        logger.warning("everyone on this machine may read the file of users %s — chmod 600 %s", path, path)
+        logger.warning("the users file %s is readable by everyone on this machine — chmod 600 %s", path, path)
     return decode(data, str(path))
 
 
@@ -163,8 +163,8 @@ def decode(data: bytes, path: str) -> Users:
     try:
         return Users(_decoder.decode(data).users)
     except (msgspec.DecodeError, Invalid) as error:
-        hint = "'headwater auth' writes it; docs/SECURITY.md tells what is in it"
-        raise Invalid(f"{path} is no file of users: {error}", hint=hint, code="bad_users_file") from error
+        hint = "'headwater auth' writes this file; docs/SECURITY.md describes it"
+        raise Invalid(f"{path} is not a users file: {error}", hint=hint, code="bad_users_file") from error
 
 
 @contextlib.contextmanager
@@ -177,7 +177,7 @@ def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account
     directory = disk.open_directory(path.parent)
     try:
         if not wait_for_lock(disk.hold, directory, clock, DEFAULTS.lock_wait_s):
-            hint = f"'fuser {path.parent}' names it"
+            hint = f"find it with 'fuser {path.parent}'"
             raise Unavailable(f"another process holds the lock of {path.parent}", hint=hint, code="locked")
         accounts = dict(read(path, disk).accounts) if disk.inode(path) is not None else {}
         yield accounts
@@ -192,8 +192,8 @@ def check_name(name: str) -> None:
     """Refuse what cannot be the name of a user: raises Invalid with the code `bad_user_name`."""
     most = SERVER_DEFAULTS.user_name_bytes_max
     if not 0 < len(name.encode(errors="replace")) <= most or ":" in name or not name.isprintable():
-        message = f"{name!r} cannot be the name of a user"
-        raise Invalid(message, hint=f"1 to {most} bytes, printable, without a colon", code="bad_user_name")
+        message = f"invalid user name {name!r}"
+        raise Invalid(message, hint=f"use 1 to {most} printable bytes without a colon", code="bad_user_name")
 
 
 def _scrypt(typed: bytes, salt: bytes, cost: Cost) -> bytes:

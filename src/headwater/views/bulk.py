@@ -112,7 +112,7 @@ def _copy(connection: sqlite3.Connection, names: Sequence[str], fields: Sequence
     except sqlite3.IntegrityError as error:
         with database.writing(connection):
             connection.execute("DELETE FROM documents")
-        raise Conflict("two shards have a document of the same id", code="shards_overlap") from error
+        raise Conflict("two shards have a document with the same id", code="shards_overlap") from error
 
 
 def _note(connection: sqlite3.Connection, span: ProjectionRange, tally: ShardTally) -> None:

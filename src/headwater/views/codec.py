@@ -16,7 +16,7 @@ def decode(data: bytes) -> dict[str, Any]:
     try:
         return found.decode(data, found.options)
     except found.damage as error:
-        hint = "delete the binder's files while no application runs, and it is made again from the log"
+        hint = "delete the binder's files while no application runs; it is then rebuilt from the log"
         raise Corrupt(f"a document is damaged: {error}", hint=hint) from error
 
 
@@ -44,13 +44,13 @@ def document_id(key: Any) -> str | None:
         try:
             id = key.decode()
         except UnicodeDecodeError:
-            raise Invalid(f"the key {key!r} is not UTF-8", hint="give a key= that makes text of it") from None
+            raise Invalid(f"the key {key!r} is not UTF-8", hint="give a key= that returns text") from None
     elif isinstance(key, int) and not isinstance(key, bool):
         id = str(int(key))
     elif isinstance(key, str):
         id = str(key)
     else:
-        raise Invalid(f"a document's id is text, not {type(key).__name__}", hint="give a key= that makes text of it")
+        raise Invalid(f"a document's id must be text, not {type(key).__name__}", hint="give a key= that returns text")
     if not id.isascii():
         names.utf8(id, "a document's id")  # raises for what UTF-8 does not have
     if len(id) > DOCUMENT_ID_BYTES_MAX // 4 and len(id.encode()) > DOCUMENT_ID_BYTES_MAX:

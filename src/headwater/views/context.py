@@ -97,13 +97,11 @@ class Context(Views):
 
     def _begun(self) -> DirectoryTransaction:
         if self._over:
-            raise Closed(
-                "the function has returned: what it appends now belongs to no event", hint="append before it returns"
-            )
+            raise Closed("append was called after the function returned", hint="append before it returns")
         if threading.get_ident() != self._thread:
             raise Invalid(
-                "a function appends in the thread that it was called in",
-                hint="have other threads return what is to be appended",
+                "append was called in another thread than the function",
+                hint="return the events from other threads, and append them in the function",
             )
         if self._transaction is None:
             self._transaction = self._hw.directory.transaction(None, None)

@@ -112,8 +112,10 @@ def connect(path: Path) -> sqlite3.Connection:
     if version != FORMAT or application != APPLICATION_ID:
         connection.close()
         if application == APPLICATION_ID:
-            raise Unsupported(f"{path} has version {version}, and this Headwater knows {FORMAT}", hint="upgrade it")
-        raise Corrupt(f"{path} is not a binder", hint="delete it, and the application makes it again", path=str(path))
+            raise Unsupported(
+                f"{path} has format version {version}; this Headwater supports {FORMAT}", hint="upgrade Headwater"
+            )
+        raise Corrupt(f"{path} is not a binder", hint="delete it; the application then rebuilds it", path=str(path))
     return connection
 
 
@@ -162,7 +164,7 @@ def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = NORMAL")
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             if not create and application != COUNTS_APPLICATION_ID:
-                raise NotFound(f"{path} has no counts", hint="whoever makes it has not come to that, or died before it")
+                raise NotFound(f"{path} has no counts", hint="its writer has not created them yet, or died before")
             if application != COUNTS_APPLICATION_ID:
                 connection.execute("PRAGMA journal_mode = WAL")
                 with writing(connection):
@@ -252,14 +254,16 @@ def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> He
     if code in _GONE_CODES and not making and not path.exists():  # it may have been replaced while it was opened
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-        hint = "is the directory writable, and is there space?"
+        hint = "check that the directory is writable and has space"
         return Unavailable(f"{path} cannot be opened or written: {error}", hint=hint, code="read_only")
     if busy(error):
-        return Unavailable(f"{path} is locked: {error}", hint="does something else write to it?", code="locked")
+        return Unavailable(
+            f"{path} is locked: {error}", hint="check for another program that writes to it", code="locked"
+        )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        hint = "delete its files while no application runs, and it is made again from the log"
+        hint = "delete its files while no application runs; it is then rebuilt from the log"
         return Corrupt(f"{path} is damaged: {error}", hint=hint, path=str(path))
-    return Unavailable(f"{path} cannot be used: {error}", hint="see to the disk")
+    return Unavailable(f"{path} cannot be used: {error}", hint="fix the disk")
 
 
 def quoted(name: str) -> str:

@@ -272,7 +272,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
 
     def __setitem__(self, id: str, document: dict[str, Any]) -> None:
         if document is None:
-            raise TypeError("a document is a dict; to delete one: del docs[id]")
+            raise TypeError("a document must be a dict; to delete one: del docs[id]")
         self._put[_checked(id)] = encode(document)
 
     def __delitem__(self, id: str) -> None:
@@ -284,10 +284,10 @@ class Documents(MutableMapping[str, dict[str, Any]]):
         return isinstance(id, str) and self.get(id) is not None
 
     def __iter__(self) -> Iterator[str]:
-        raise TypeError("a fold cannot go through all documents of a binder: it would take longer with each of them")
+        raise TypeError("a projection function cannot iterate over a binder: it would become slower with each document")
 
     def __len__(self) -> int:
-        raise TypeError("a fold cannot count the documents of a binder")
+        raise TypeError("a projection function cannot count the documents of a binder")
 
     def keep(self, version: int) -> None:
         """Hand over what the fold has done for one event."""
@@ -302,5 +302,5 @@ class Documents(MutableMapping[str, dict[str, Any]]):
 def _checked(id: Any) -> str:
     found = document_id(id)
     if found is None or found != id:
-        raise TypeError(f"a document's id is text, not {id!r}")
+        raise TypeError(f"a document's id must be text, not {id!r}")
     return found

@@ -48,7 +48,7 @@ class Files:
     def link(self, name: str) -> Path:
         """The path under which a binder's file is always found."""
         if not name:
-            raise Invalid("a binder has a name", hint="as in hw.binder('baskets')")
+            raise Invalid("a binder needs a name", hint="as in hw.binder('baskets')")
         encoded = names.utf8(name, "a binder's name")
         if len(encoded) > BINDER_NAME_BYTES_MAX:
             raise TooLarge(
@@ -70,8 +70,8 @@ class Files:
         except OSError:
             pass  # there is no link
         raise NotFound(
-            f"there is no binder {name!r}",
-            hint="binders are made by projections: headwater views run --app …",
+            f"no such binder: {name!r}",
+            hint="projections create binders: headwater views run --app …",
             code="no_such_binder",
         )
 
@@ -124,7 +124,7 @@ class Files:
             self._disk.sync_directory(self.path)
         except OSError as error:
             raise Unavailable(
-                f"binder {name!r} cannot be put in place: {error.strerror}", hint="see to the disk"
+                f"binder {name!r} cannot be moved into place: {error.strerror}", hint="fix the disk"
             ) from error
 
     def tidy(self, name: str) -> None:
@@ -169,8 +169,8 @@ class Files:
 
 
 def _read_only(path: Path, error: OSError) -> Unavailable:
-    hint = "is the directory writable, and is there space?"
-    return Unavailable(f"{path} cannot be made: {error.strerror}", hint=hint, code="read_only")
+    hint = "check that the directory is writable and has space"
+    return Unavailable(f"{path} cannot be created: {error.strerror}", hint=hint, code="read_only")
 
 
 def generation(file: str) -> str:

@@ -180,15 +180,15 @@ def _check_ours(connection: sqlite3.Connection, binder: str, pipeline: str) -> N
     others += [f"pipeline {name!r}" for (name, _), _ in _filled_by(connection) if name != pipeline]
     if others:
         raise Conflict(
-            f"binder {binder!r} is filled by {', '.join(others)}, and not by pipeline {pipeline!r}",
-            hint="give it a binder of its own; or delete the binder's files while nothing runs that fills it",
+            f"binder {binder!r} is filled by {', '.join(others)}, not by pipeline {pipeline!r}",
+            hint="give the pipeline its own binder; or delete the binder's files while nothing fills it",
             code="binder_taken",
         )
 
 
 def _two_rows(id: str) -> Invalid:
     return Invalid(
-        f"two rows have the _id {id!r}, and a document is one row",
+        f"two rows have the _id {id!r}; a document is one row",
         hint="group by it, or drop duplicates",
         code="repeated_id",
     )

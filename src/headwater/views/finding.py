@@ -192,7 +192,7 @@ def _keys_in_order(matching: Iterator[_Entry], query: DocumentMatch) -> list[_En
         else:
             raise TooLarge(
                 f"more than {FIND_SORTED_MAX} documents would have to be sorted",
-                hint="make an index on the field, or give a limit",
+                hint="create an index on the field, or give a limit",
                 limit="find_sorted_max",
                 maximum=FIND_SORTED_MAX,
             )
@@ -251,7 +251,7 @@ def _matching(
         with closing(connection.execute(f"{statement} LIMIT -1 OFFSET ?", (*keys, skip))) as rows:
             for *known, data in rows:
                 if over is not None and over():
-                    raise Closed("nobody wants the documents any more")
+                    raise Closed("the query was cancelled")
                 document = decode(data)
                 if matches is None or matches(document):
                     yield (*known, document)

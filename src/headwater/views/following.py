@@ -73,8 +73,8 @@ class ChangePosition(NamedTuple):
             return cls(generation, int(digits), listing=True, id=id)
         except (AttributeError, ValueError, binascii.Error):
             raise Invalid(
-                f"{text!r:.100} is no place of a binder",
-                hint="give the place of a change, or 'latest', or nothing for all documents",
+                f"{text!r:.100} is not a place in a binder",
+                hint="give the place of a change, 'latest', or nothing for all documents",
                 code="bad_place",
             ) from None
 
@@ -105,7 +105,7 @@ class DocumentChanges(Iterator[Change]):
         reader = self._watch.look()
         if reader is None:
             pool.file()  # raises
-            raise NotFound(f"there is no binder {pool.name!r}", code="no_such_binder")
+            raise NotFound(f"no such binder: {pool.name!r}", code="no_such_binder")
         if place is None:
             place = latest(reader)._replace(listing=after is None)
         self._place = place

@@ -90,13 +90,13 @@ def checked_path(path: Any, purpose: str) -> str:
         raise Invalid(f"{purpose} takes the path of a field, not {type(path).__name__}", hint="as in 'by.name'")
     parts = path.split(".")
     if not all(parts):
-        raise Invalid(f"the path {path[:60]!r} has an empty part", hint="parts are apart by one dot each, as in a.b")
+        raise Invalid(f"the path {path[:60]!r} has an empty part", hint="separate parts with one dot, as in a.b")
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
         raise Invalid(f"the path {path[:60]!r} is not text", hint="no document has such a field") from None
     if "\0" in path:
-        raise Invalid(f"the path {path[:60]!r} has a zero in it", hint="no document has such a field")
+        raise Invalid(f"the path {path[:60]!r} contains a null character", hint="no document has such a field")
     if len(parts) > MATCH_DEPTH_MAX or size > FIELD_BYTES_MAX:
         raise Invalid(
             f"the path {path[:60]!r}… is too long", hint=f"up to {MATCH_DEPTH_MAX} parts and {FIELD_BYTES_MAX} bytes"

@@ -23,19 +23,19 @@ def load(address: str) -> App:
     if name:
         found = getattr(module, name, None)
         if not isinstance(found, App):
-            raise NotFound(f"{where} has no App named {name!r}", hint=f"in it: {name} = App()", code="no_such_app")
+            raise NotFound(f"{where} has no App named {name!r}", hint=f"add {name} = App()", code="no_such_app")
         return found
     apps = {id(value): (key, value) for key, value in vars(module).items() if isinstance(value, App)}
     if len(apps) != 1:
         listed = ", ".join(sorted(key for key, _ in apps.values()))
-        hint = f"say which one: {where}:{listed.split(', ')[0]}" if apps else "in it: app = headwater.App()"
+        hint = f"choose one, as in {where}:{listed.split(', ')[0]}" if apps else "add app = headwater.App()"
         raise Invalid(f"{where} has {f'several Apps: {listed}' if apps else 'no App'}", hint=hint, code="no_such_app")
     return next(iter(apps.values()))[1]
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise NotFound(f"there is no file {path}", hint="--app takes a file, or package.module:app", code="no_such_app")
+        raise NotFound(f"no such file: {path}", hint="--app takes a file, or package.module:app", code="no_such_app")
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as if it had been run: its neighbours can be imported
@@ -68,6 +68,4 @@ def _from_name(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # something that it imports is missing: that is told as it is
-        raise NotFound(
-            f"there is no module {name!r}", hint="is it a file? then: --app shop.py", code="no_such_app"
-        ) from None
+        raise NotFound(f"no such module: {name!r}", hint="for a file, use --app shop.py", code="no_such_app") from None

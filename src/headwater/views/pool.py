@@ -104,7 +104,9 @@ class Pool:
         """Raise Closed if a connection in use must not be used any more."""
         self._hw.directory.check_open()
         if reader.pid != os.getpid():
-            raise Closed("this was begun by the parent of a forked process", hint="begin it anew")
+            raise Closed(
+                "this was started by the parent of a forked process", hint="start it again in the child process"
+            )
 
     def translation(self, reader: BinderReader, error: sqlite3.Error) -> HeadwaterError:
         """What SQLite has raised, as an error of ours."""
@@ -148,4 +150,4 @@ class Pool:
                 connection.close()
                 raise
             connection.close()
-        raise Unavailable(f"binder {self.name!r} is replaced all the time", hint="what rebuilds it?")
+        raise Unavailable(f"binder {self.name!r} is replaced too often", hint="check what rebuilds it")

@@ -78,7 +78,9 @@ class Projector:
                 pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S)
             except Exception as error:  # noqa: BLE001  # a thread that ends would tell nobody
                 _log.exception("projection %r", self.name)
-                self._tell(Unavailable(f"{type(error).__name__}: {error}", hint="see the log; is it a fault of ours?"))
+                self._tell(
+                    Unavailable(f"{type(error).__name__}: {error}", hint="see the log; this may be a bug in Headwater")
+                )
                 pause_s = PAUSE_MAX_S
 
     def _tell(self, error: HeadwaterError) -> None:
@@ -97,7 +99,7 @@ class Projector:
         """Whether all that is in the topic now is folded, by whomever; raises Unavailable if it cannot be."""
         trouble = self._trouble
         if trouble is not None:
-            raise Unavailable(f"projection {self.name!r} cannot go on: {trouble.message}", hint=trouble.hint)
+            raise Unavailable(f"projection {self.name!r} cannot continue: {trouble.message}", hint=trouble.hint)
         try:
             topic = registry.topic_of(self._hw, self._projection.topic)
             if self._fresh:
@@ -128,7 +130,7 @@ class Projector:
         if next > end:
             raise Conflict(
                 f"binder {self._projection.binder!r} is at offset {next} of partition {partition}, which ends at {end}",
-                hint="is the log older than the binder, from a backup? then rebuild: headwater views rebuild",
+                hint="if the log was restored from a backup, rebuild the binder: headwater views rebuild",
                 code="binder_ahead",
             )
         self._next.setdefault(partition, next)
@@ -156,7 +158,7 @@ class Projector:
             self._fresh = False
             if row.version > projection.version:
                 if not self._superseded:
-                    told = "projection %r: superseded: the binder was built by version %d, and this one has version %d"
+                    told = "projection %r: superseded: the binder was built by version %d, but this is version %d"
                     _log.warning(told, self.name, row.version, projection.version)
                 self._superseded = True
                 return LOOK_S
@@ -298,7 +300,7 @@ class Projector:
         """Compare the cursors with where this process has read from: another one may have come further."""
         stored = registry.cursors(self._connection, self.name)
         if any(stored[partition] != self._next[partition] for partition in self._reached):
-            raise Fenced(f"another process has folded for projection {self.name!r}", hint="it is read anew")
+            raise Fenced(f"another process has folded for projection {self.name!r}", hint="the binder is read again")
 
     def _stays(self) -> bool:
         """Whether this is still the file that is read, of a projection that is to run."""

@@ -85,7 +85,7 @@ def length_of(head: bytes) -> int:
     """The length of the message that follows; raises Invalid if it cannot be one of ours."""
     (length,) = LENGTH.unpack(head)
     if length > MESSAGE_BYTES_MAX:
-        raise Invalid(f"a message of {length} bytes", code="bad_message")
+        raise Invalid(f"invalid message length: {length} bytes", code="bad_message")
     return int(length)
 
 
@@ -94,7 +94,7 @@ def message_of(data: bytes) -> Message:
     try:
         said: Message = _decode_message(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the application says what is no message: {error}", code="bad_message") from error
+        raise Invalid(f"the application sent an invalid message: {error}", code="bad_message") from error
     return said
 
 
@@ -103,7 +103,7 @@ def question_of(data: bytes) -> QueryCall:
     try:
         return _decode_question(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the server asks what is no question: {error}", code="bad_message") from error
+        raise Invalid(f"the server sent an invalid request: {error}", code="bad_message") from error
 
 
 def told(error: HeadwaterError) -> WireError:

@@ -121,7 +121,7 @@ def _check_newest(old: sqlite3.Connection, projections: Sequence[Projection]) ->
         built = versions.get(each.name, 0)
         if built > each.version:
             raise Conflict(
-                f"projection {each.name!r} has version {each.version}, and the binder was built by {built}",
+                f"projection {each.name!r} has version {each.version}, but the binder was built by version {built}",
                 hint="give it a higher version",
                 code="superseded",
             )
@@ -136,7 +136,7 @@ def _sync(disk: Disk, file: Path) -> None:
         finally:
             disk.close(fd)
     except OSError as error:
-        raise Unavailable(f"{file} cannot be made durable: {error.strerror}", hint="see to the disk") from error
+        raise Unavailable(f"{file} cannot be made durable: {error.strerror}", hint="fix the disk") from error
 
 
 def _untold(_done: int, _all: int) -> None:
@@ -165,7 +165,7 @@ class _Build:
 
     def begin(self, fields: Iterable[str]) -> None:
         """Make the projections known, with their oldest events ahead of them; documents have room for indexes."""
-        self._connection.execute("PRAGMA synchronous = OFF")  # until `finish`: nobody reads it before that
+        self._connection.execute("PRAGMA synchronous = OFF")  # until `finish`: there are no readers before that
         with database.writing(self._connection):
             for path in fields:
                 database.add_column(self._connection, path)
@@ -279,4 +279,4 @@ class _Build:
 
     def _check_stop(self) -> None:
         if self._stop():
-            raise Unavailable("the rebuild was stopped: everything is as before", code="stopped")
+            raise Unavailable("the rebuild was stopped; the binder is unchanged", code="stopped")

@@ -49,7 +49,7 @@ class RemoteBinder:
 
     def __init__(self, transport: Transport, name: str) -> None:
         if not name:
-            raise Invalid("a binder has a name", hint="as in hw.binder('baskets')")
+            raise Invalid("a binder needs a name", hint="as in hw.binder('baskets')")
         self.name = name
         self._transport = transport
 
@@ -148,7 +148,7 @@ class _ChangeLines:
             pieces = self._stream.more(wait_s)
             if pieces is None:
                 if self._begun:
-                    raise BrokenConnectionError("a line has no end", sent=True)
+                    raise BrokenConnectionError("incomplete line", sent=True)
                 raise EOFError
             *whole, self._begun = b"".join((self._begun, *pieces)).split(b"\n")
             self._lines.extend(whole)
@@ -221,7 +221,7 @@ class RemoteChanges(Iterator[Change]):
                 line = self._lines.next(_wait(deadline_s, heard_s))
             except (BrokenConnectionError, EOFError) as error:
                 if not self._over:
-                    self._begin_again(str(error) or "the server has ended it")
+                    self._begin_again(str(error) or "the server closed the stream")
                     heard_s = time.monotonic()
                 continue
             now_s = time.monotonic()
@@ -232,7 +232,7 @@ class RemoteChanges(Iterator[Change]):
             if line is not None:
                 heard_s = now_s
             elif now_s - heard_s >= SILENT_S:
-                self._begin_again("the server says nothing")
+                self._begin_again("no data from the server")
                 heard_s = now_s
         raise StopIteration
 

@@ -62,7 +62,7 @@ class Runner:
                 return
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(part.name for part in waiting))
-                raise Unavailable(f"not everything was handled in {timeout} seconds: {names}", code="view_behind")
+                raise Unavailable(f"not all events were handled within {timeout} seconds: {names}", code="view_behind")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.2, LOOK_MAX_S)
 

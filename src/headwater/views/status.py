@@ -151,7 +151,7 @@ def _binders_of(files: Files, projection: str) -> list[str]:
         if trouble is not None and not isinstance(trouble, NotFound):
             raise trouble
         raise NotFound(
-            f"there is no projection {projection!r}", hint="'headwater views status' lists them", code="no_such_view"
+            f"no such projection: {projection!r}", hint="'headwater views status' lists them", code="no_such_view"
         )
     return found
 

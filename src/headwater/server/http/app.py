@@ -53,7 +53,7 @@ class HttpApplication:
         except HeadwaterError as error:
             response = self.failure(error)
         except ConnectionError as error:
-            response = of_status(400, "the client has gone", "disconnected", str(error))
+            response = of_status(400, "the client disconnected", "disconnected", str(error))
         except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
             response = _failed(error)
         finally:
@@ -66,8 +66,8 @@ class HttpApplication:
     async def _answer(self, request: Request) -> Response:
         if not self.host_is_fine(request.headers, request.client):
             raise Denied(
-                f"this server is not {request.headers.get('host', '')!r}",
-                hint="use localhost or its IP address; a name needs authentication",
+                f"the Host {request.headers.get('host', '')!r} is not allowed",
+                hint="use localhost or an IP address; other names need authentication",
                 code="forbidden",
             )
         self._check_origin(request)
@@ -106,7 +106,7 @@ class HttpApplication:
         """An answer could not be sent to its end: it is too late to tell the client why."""
         code = error.code if isinstance(error, HeadwaterError) else "internal"
         self.service.metrics.failed(code)
-        _log.error("an answer broke off: %s", error)
+        _log.error("a response was cut off: %s", error)
 
     def ended(self, request: Request, status: int, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """An answer was sent, or as much of it as the client took."""
@@ -151,7 +151,7 @@ class HttpApplication:
             return
         if origin.partition("://")[2] != request.headers.get("host"):
             raise Denied(
-                f"pages of {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
+                f"pages from {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
             )
 
     def _check_site(self, request: Request, route: Route) -> None:
@@ -166,8 +166,8 @@ class HttpApplication:
         if route.right.needed is None and all(request.headers.get(name) == value for name, value in LINK):
             return
         raise Denied(
-            f"pages of other origins may not call this server (Sec-Fetch-Site: {site[:40]})",
-            hint="allow them: --cors ORIGIN, and call with CORS; or open the address yourself",
+            f"pages from other origins may not call this server (Sec-Fetch-Site: {site[:40]})",
+            hint="allow them with --cors ORIGIN and use CORS requests; or open the address directly",
             code="forbidden",
         )
 
@@ -201,5 +201,5 @@ def is_own_name(host: str) -> bool:
 def _failed(error: BaseException) -> Response:
     _log.error("a request failed", exc_info=error)
     if isinstance(error, MemoryError):
-        return response_of(out_of_memory("the server cannot answer"))
-    return of_status(500, "the server failed", "internal", "its log tells more")
+        return response_of(out_of_memory("the server cannot respond"))
+    return of_status(500, "the server failed", "internal", "see the server's log")

@@ -58,7 +58,9 @@ async def append(service: Service, request: Request) -> Response:  # noqa: PLR09
     media = request.media_type
     if "content-encoding" in request.headers:
         raise Invalid(
-            "the body is compressed", hint="send it as it is; a topic can compress it", code="unsupported_media_type"
+            "the body is compressed",
+            hint="send it uncompressed; a topic can compress its data",
+            code="unsupported_media_type",
         )
     said: Any = request.query.choice("content", CONTENTS)
     if said is not None:
@@ -111,7 +113,7 @@ async def _arrow(service: Service, request: Request, options: dict[str, Any]) ->
         parts = sent.parts()
         if len(parts) > 1 and not options.keys().isdisjoint(("producer", "expected_version")):
             raise Invalid(
-                f"the rows need {len(parts)} batches, and a producer or an expected version holds for one",
+                f"the rows need {len(parts)} batches, but a producer or an expected version applies to one",
                 hint="send fewer rows at once",
                 code="bad_parameter",
             )
@@ -279,7 +281,7 @@ def options_of(request: Request) -> dict[str, Any]:
 def check_content(data: bytes, content: Content) -> None:
     """Raise Invalid if the data is not the JSON or text that it is called; BSON is checked by the request."""
     if content == "json":
-        decoded(_decode_any, data, "the body is not json")
+        decoded(_decode_any, data, "the body is not JSON")
     elif content == "text":
         try:
             data.decode()
@@ -311,7 +313,7 @@ def _producer(request: Request) -> tuple[str, int, int] | None:
         return None
     if id is None or seq is None or not seq.isdigit() or not (epoch or "0").isdigit() or len(seq) > 19:
         raise Invalid(
-            "a producer has Headwater-Producer, Headwater-Seq and, unless it is 0, Headwater-Epoch",
+            "a producer needs Headwater-Producer, Headwater-Seq and, unless it is 0, Headwater-Epoch",
             hint="an id and two numbers",
             code="bad_parameter",
         )
@@ -320,4 +322,4 @@ def _producer(request: Request) -> tuple[str, int, int] | None:
 
 def _too_large(service: Service) -> TooLarge:
     most = service.limits.item_bytes_max
-    return TooLarge(f"an item may have {most} bytes", limit="item_bytes_max", maximum=most)
+    return TooLarge(f"an item may have at most {most} bytes", limit="item_bytes_max", maximum=most)

@@ -152,7 +152,7 @@ class _Body:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self._whole = True
-                raise ConnectionResetError("the client has gone")
+                raise ConnectionResetError("the client disconnected")
             self._whole = not message.get("more_body", False)
             if piece := message.get("body", b""):
                 return bytes(piece)

@@ -163,15 +163,15 @@ def at_least_of(query: QueryParameters) -> AtLeast | None:
         return int(said)
     places = said.split(",")
     if len(places) > PARTITIONS_MAX:
-        raise Invalid(f"there are {len(places)} places to be passed", code="bad_parameter")
+        raise Invalid(f"at_least has {len(places)} places, which is too many", code="bad_parameter")
     return [_ref(place) for place in places]
 
 
 def _ref(place: str) -> Ref:
     topic, *numbers = place.rsplit(":", 2)
     if len(numbers) != 2 or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in numbers):
-        hint = "write topic:partition:offset, or for a topic with one partition an offset"
-        raise Invalid(f"{place[:40]!r} is no place in a topic", hint=hint, code="bad_parameter")
+        hint = "for a topic with one partition, an offset is enough"
+        raise Invalid(f"{place[:40]!r} is not topic:partition:offset", hint=hint, code="bad_parameter")
     return Ref(unquote(topic), int(numbers[0]), int(numbers[1]), 0, 0, "fsync")
 
 

@@ -162,7 +162,7 @@ def _match(query: QueryParameters) -> dict[str, object] | None:
 def _formats(request: Request) -> Formats:
     wanted = [each.partition(";")[0].strip() for each in request.headers.get("accept", "*/*").split(",")]
     if {NDJSON, "*/*", "application/*"}.isdisjoint(wanted):
-        raise Invalid("a member's events come as lines", hint=f"accept {NDJSON}", code="not_acceptable")
+        raise Invalid("a member's events are only available as lines", hint=f"accept {NDJSON}", code="not_acceptable")
     return LINES
 
 

@@ -31,7 +31,7 @@ class QueryParameters:
             name, _, value = pair.replace(b"+", b" ").partition(b"=")
             decoded = unquote_to_bytes(name).decode(errors="replace")
             if decoded in self._values:
-                raise Invalid(f"the parameter {decoded!r} is given twice", code="bad_parameter")
+                raise Invalid(f"duplicate parameter {decoded!r}", code="bad_parameter")
             if decoded:
                 self._values[decoded] = unquote_to_bytes(value)
 
@@ -40,8 +40,8 @@ class QueryParameters:
         for name in self._values:
             if name not in names:
                 raise Invalid(
-                    f"there is no parameter {name!r} here",
-                    hint=f"there are {', '.join(names)}" if names else "there are none",
+                    f"unknown parameter {name!r}",
+                    hint=f"known parameters: {', '.join(names)}" if names else "there are none here",
                     code="bad_parameter",
                 )
         return self
@@ -69,7 +69,7 @@ class QueryParameters:
             return default
         if not value.isdigit() or len(value) > 19 or int(value) > most:
             raise Invalid(
-                f"the parameter {name!r} is no number from 0 to {most}: {value[:40].decode(errors='replace')!r}",
+                f"the parameter {name!r} is not a number from 0 to {most}: {value[:40].decode(errors='replace')!r}",
                 code="bad_parameter",
             )
         return int(value)
@@ -84,7 +84,7 @@ class QueryParameters:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds < 1e9:
-            raise Invalid(f"the parameter {name!r} is no number of seconds", code="bad_parameter")
+            raise Invalid(f"the parameter {name!r} is not a number of seconds", code="bad_parameter")
         return seconds
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -92,13 +92,13 @@ class QueryParameters:
         if value is None:
             return default
         if value not in (b"true", b"false"):
-            raise Invalid(f"the parameter {name!r} is 'true' or 'false'", code="bad_parameter")
+            raise Invalid(f"the parameter {name!r} must be 'true' or 'false'", code="bad_parameter")
         return value == b"true"
 
     def choice(self, name: str, of: Iterable[str], default: str | None = None) -> str | None:
         value = self.text(name, default)
         if value is not None and name in self._values and value not in of:
-            raise Invalid(f"the parameter {name!r} is one of {', '.join(of)}", code="bad_parameter")
+            raise Invalid(f"the parameter {name!r} must be one of {', '.join(of)}", code="bad_parameter")
         return value
 
 
@@ -117,7 +117,7 @@ class Budget:
     def check(self, size: int) -> None:
         """Raise Unavailable if so much more would be too much."""
         if self.held + size > self._bytes_max:
-            raise Unavailable("too many requests are held in memory", hint="try again soon", code="overloaded")
+            raise Unavailable("too many requests are in memory", hint="try again soon", code="overloaded")
 
     def count(self, change: int) -> None:
         """Hold so much more, or less, of what is small, or was checked."""
@@ -286,5 +286,5 @@ def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
 
 def _body_too_large(size: int, most: int) -> TooLarge:
     return TooLarge(
-        f"the body has {size} bytes or more, and may have {most}", limit="body_bytes_max", maximum=most, size=size
+        f"the body has at least {size} bytes; the limit is {most}", limit="body_bytes_max", maximum=most, size=size
     )

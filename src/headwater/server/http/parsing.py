@@ -122,17 +122,17 @@ class RequestParser:
         if self._header_bytes + len(self.url) > self._limits.header_bytes_max:
             raise _too_large(self._header_bytes + len(self.url), self._limits)
         if self._twice:
-            raise Invalid("a header came twice which may come only once", code="bad_request")
+            raise Invalid("duplicate header that must not be repeated", code="bad_request")
         coding = headers.get("transfer-encoding")
         if coding is None and "host" in headers:
             return
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise Invalid(f"HTTP/{version} is not spoken here", hint="use HTTP/1.1", code="bad_request")
+            raise Invalid(f"HTTP/{version} is not supported", hint="use HTTP/1.1", code="bad_request")
         if version == "1.1" and "host" not in headers:
             raise Invalid("the Host header is missing", code="bad_request")
         if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
-            raise Invalid("the body is sent in a way that is not understood", hint="use chunked", code="bad_request")
+            raise Invalid("unsupported Transfer-Encoding", hint="use chunked", code="bad_request")
 
 
 def parse_failure(error: Exception) -> Response:
@@ -141,10 +141,10 @@ def parse_failure(error: Exception) -> Response:
         return response_of(error)
     if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):
         return response_of(error.__context__)
-    return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
+    return of_status(400, "malformed HTTP request", "bad_request", str(error)[:200])
 
 
 def _too_large(size: int, limits: ServerLimits) -> TooLarge:
     most = limits.header_bytes_max
-    told = f"the headers have {size} bytes or more, and may have {most}"
+    told = f"the headers have at least {size} bytes; the limit is {most}"
     return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)

@@ -64,7 +64,9 @@ async def read(service: Service, request: Request) -> Response:
     if format is SSE:
         return await _server_sent(service, request, asked)
     if asked.wait and not format.can_wait:
-        raise Invalid(f"{format.name} cannot wait for more", hint="ask for ndjson, sse or items", code="bad_parameter")
+        raise Invalid(
+            f"{format.name} does not support wait_for_more", hint="use ndjson, sse or items", code="bad_parameter"
+        )
     await _check_partition(service, topic, asked, format)
     headers = (("content-type", format.media),)
     if asked.wait:
@@ -159,8 +161,8 @@ async def _check_partition(service: Service, topic: str, asked: ReadQuery, forma
     partitions = len((await service.blocking(service.store.describe, topic)).partitions)
     if partitions > 1:
         raise Invalid(
-            f"topic {topic!r} has {partitions} partitions, and an id belongs to one of them",
-            hint="give partition=, or ask for application/x-ndjson",
+            f"topic {topic!r} has {partitions} partitions, but an id is an offset in one partition",
+            hint="give partition=, or accept application/x-ndjson",
             code="partition_needed",
         )
 
@@ -177,8 +179,8 @@ def chosen(request: Request, formats: tuple[Format, ...]) -> Format:
             if quality > 0 and (media in (each.media, "*/*") or media == f"{each.media.partition('/')[0]}/*"):
                 return each
     raise Invalid(
-        f"none of {accept!r} is offered",
-        hint=f"there are {', '.join(each.media for each in formats)}",
+        f"no format in {accept!r} is available",
+        hint=f"available: {', '.join(each.media for each in formats)}",
         code="not_acceptable",
     )
 
@@ -233,7 +235,7 @@ T = TypeVar("T")
 def _checked(query: QueryParameters, name: str, default: Position, parse: Callable[[str], T]) -> T | Position:
     given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
     if len(given) > 1:
-        raise Invalid(f"{' and '.join(given)} are given", hint="give one of them", code="bad_parameter")
+        raise Invalid(f"{' and '.join(given)} exclude each other", hint="give only one of them", code="bad_parameter")
     if not given:
         return default
     text = query.text(given[0]) or ""

@@ -28,7 +28,7 @@ async def batches(service: Service, request: Request) -> Response:
     """The batches that follow in some logs."""
     asked = decoded(replication.decode_question, await request.body(_QUESTION_BYTES_MAX))
     if len(asked.logs) > REPLICA_LOGS_MAX:
-        raise Invalid(f"{len(asked.logs)} logs are asked for, and may be {REPLICA_LOGS_MAX}", code="bad_body")
+        raise Invalid(f"the request names {len(asked.logs)} logs; the limit is {REPLICA_LOGS_MAX}", code="bad_body")
     for name in {wanted.topic for wanted in asked.logs}:
         require(request.user, action_of("POST /replication/batches"), name)
     bytes_max, wait_s = min(asked.bytes_max, REPLICA_BYTES_MAX), min(asked.wait_ms, REPLICA_WAIT_MS_MAX) / 1000

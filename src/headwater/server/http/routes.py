@@ -124,7 +124,7 @@ class Router:
             if all(map(_fits, pattern, path)):
                 found = methods | found
         if not found:
-            raise NotFound("nothing is at this address", hint="GET /openapi.json lists what is", code="no_such_route")
+            raise NotFound("no such route", hint="GET /openapi.json lists all routes", code="no_such_route")
         return found
 
     def find(self, method: str, path: tuple[str, ...]) -> Route:
@@ -133,7 +133,7 @@ class Router:
         found = methods.get("GET" if method == "HEAD" else method)
         if found is None:
             may = allowed(methods)
-            raise Invalid(f"{method} does not go here", hint=f"use {may}", code="method_not_allowed", allow=may)
+            raise Invalid(f"{method} is not allowed here", hint=f"use {may}", code="method_not_allowed", allow=may)
         return found
 
 

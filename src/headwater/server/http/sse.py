@@ -207,8 +207,8 @@ def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tupl
         return BUS if bus else TOPIC, {"after": _id(last)} if last else {"start": start}
     if partitions > PARTITIONS_MAX:
         raise Invalid(
-            f"the topic has {partitions} partitions, and {PARTITIONS_MAX} can be read at once in this form",
-            hint="name one: ?partition=0",
+            f"the topic has {partitions} partitions; server-sent events can read at most {PARTITIONS_MAX} at once",
+            hint="choose one, as in ?partition=0",
             code="partition_needed",
         )
     form = CursorSseFormat(cursor.uuid, bus=bus)
@@ -233,8 +233,8 @@ def _id(text: str) -> UUID:
 
 def _bad_id(text: str) -> Invalid:
     return Invalid(
-        f"{text[:80]!r} is not the id of an event here",
-        hint="give the id of the last event that you had, or none to begin at the oldest",
+        f"{text[:80]!r} is not an event id of this stream",
+        hint="send the id of the last event received, or none to start at the oldest",
         code="bad_event_id",
     )
 

@@ -25,11 +25,11 @@ async def health(service: Service, _request: Request) -> Response:
     try:
         await asyncio.wait_for(service.shared("health", service.backend.probe), HEALTH_S)
     except TimeoutError as error:
-        raise Unavailable(f"the disk has not answered in {HEALTH_S:g} s", code="disk_hangs") from error
+        raise Unavailable(f"the disk did not respond within {HEALTH_S:g} s", code="disk_hangs") from error
     except (HeadwaterError, OSError) as error:
-        _log.error("the log cannot be read: %s", error)  # without its traceback: this is asked every few seconds
+        _log.error("the log cannot be read: %s", error)  # without its traceback, as probes come every few seconds
         code = error.code if isinstance(error, HeadwaterError) else "disk_failed"
-        raise Unavailable("the log cannot be read", hint="the server's log tells more", code=code) from error
+        raise Unavailable("the log cannot be read", hint="see the server's log", code=code) from error
     frozen = service.backend.frozen()
     if frozen:
         names = not service.access.authenticates  # else anybody could learn which topics there are
@@ -38,8 +38,8 @@ async def health(service: Service, _request: Request) -> Response:
             for topic, partition, why in frozen
         ]
         raise Unavailable(
-            f"{len(frozen)} logs take no appends",
-            hint="see to the disk: they go on by themselves; the server's log tells more",
+            f"{len(frozen)} logs refuse appends",
+            hint="fix the disk, and they recover by themselves; see the server's log",
             code="frozen",
             frozen=logs,
         )

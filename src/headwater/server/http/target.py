@@ -15,7 +15,7 @@ def parts_of(url: bytes) -> tuple[tuple[str, ...], bytes]:
         try:
             parsed = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError as error:
-            raise Invalid("the address cannot be read", code="bad_request") from error
+            raise Invalid("the URL cannot be parsed", code="bad_request") from error
         path, query = parsed.path or b"/", parsed.query or b""
     else:
         path, _, query = url.partition(b"?")
@@ -32,4 +32,4 @@ def decode_path(path: bytes) -> tuple[str, ...]:
             return tuple(unquote_to_bytes(part).decode() for part in path.split(b"/")[1:])
         return tuple(path.decode().split("/")[1:])
     except UnicodeDecodeError as error:
-        raise Invalid("the address is not UTF-8", code="bad_request") from error
+        raise Invalid("the URL is not UTF-8", code="bad_request") from error

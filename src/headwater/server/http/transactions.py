@@ -64,7 +64,7 @@ _decode = msgspec.json.Decoder(TransactionRequest).decode
 
 async def commit(service: Service, request: Request) -> Response:
     """Do it all, or nothing."""
-    asked = decoded(_decode, await request.body(service.limits.body_bytes_max), "the transaction cannot be used")
+    asked = decoded(_decode, await request.body(service.limits.body_bytes_max), "invalid transaction")
     for topic in {append.topic for append in asked.appends}:
         if not isinstance(topic, str):
             raise Invalid("an append has no topic", code="bad_body")

@@ -25,7 +25,7 @@ async def ask(service: Service, request: Request) -> Response:
     arguments = decoded(_decode_arguments, await request.body(service.limits.query_bytes_max) or b"{}")
     if service.application is None:
         raise NotFound(
-            f"there is no query {request.name!r}: the server runs no application",
+            f"no query {request.name!r}: the server runs no application",
             hint="start it with --app",
             code="no_such_query",
         )

@@ -60,9 +60,9 @@ def failure(error: BaseException, type: str = "RESPONSE", **fields: Any) -> byte
 def told(error: BaseException) -> dict[str, Any]:
     """The fields that tell of an error."""
     if isinstance(error, MemoryError):
-        error = out_of_memory("the server cannot answer")
+        error = out_of_memory("the server cannot respond")
     if not isinstance(error, HeadwaterError):
-        error = Unavailable("the server failed", hint="its log tells more", code="internal")
+        error = Unavailable("the server failed", hint="see the server's log", code="internal")
     fields: dict[str, Any] = {"errCode": error.code, "errMsg": error.message, "errKind": kind_of(error)}
     facts = {name: _fact(fact) for name, fact in error.facts.items()}
     if error.hint:

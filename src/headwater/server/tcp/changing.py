@@ -39,7 +39,7 @@ async def subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlo
     name, after = fields.text("binder", needed=True) or "", fields.text("after")
     for other in fields:
         if other not in NAMES:
-            raise fields.wrong(f"has {other!r} and 'binder'", hint="a subscription to a binder has 'after' alone")
+            raise fields.wrong(f"has {other!r} and 'binder'", hint="a subscription to a binder takes only 'after'")
     await connection.require("SUBSCRIBE with binder", binder_scope(name))
     subscription = ChangeSubscription(connection)
     begin = NOW if after is None else None if after == EVERYTHING else after

@@ -74,7 +74,7 @@ async def _own(connection: TcpConnection, key: tuple[str, str]) -> Owner:
         if owners.get(key) is other and (not other.leaving or wait_s == LEAVE_S):
             raise Conflict(
                 f"the durable subscription {key[1]!r} of topic {key[0]!r} is held by another connection",
-                hint="it is free when that one ends, or unsubscribes",
+                hint="wait until that connection closes or unsubscribes",
                 code="subscription_held",
             )
     owner = owners[key] = Owner(connection, key)

@@ -200,7 +200,7 @@ def _content(fields: FrameFields) -> tuple[Content, bytes]:
     if said is None or said == "bson":
         return "bson", b""
     if said not in CONTENTS:
-        raise fields.wrong(f"has a content that is unknown: {said[:40]!r}", hint=f"it is one of {', '.join(CONTENTS)}")
+        raise fields.wrong(f"has an unknown content {said[:40]!r}", hint=f"use one of {', '.join(CONTENTS)}")
     content: Content = said
     data = fields.data("event")
     if data is None or isinstance(data, str) == (content == "bytes"):
@@ -298,7 +298,7 @@ def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise bad_frame("the name of a field is not UTF-8") from error
+        raise bad_frame("a field name is not UTF-8") from error
 
 
 def _value(raw: bytes, span: tuple[int, int, int]) -> Any:

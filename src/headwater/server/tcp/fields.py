@@ -24,8 +24,8 @@ class FrameFields:
         for said, value in values.items():
             name = small(said)
             if name not in names:
-                there = f"it has {', '.join(names)}" if names else "it has none"
-                raise self.wrong(f"has no field {said[:40]!r}", hint=there)
+                there = f"known fields: {', '.join(names)}" if names else "it takes no fields"
+                raise self.wrong(f"has an unknown field {said[:40]!r}", hint=there)
             if name in self._values:
                 raise self.wrong(f"has {name!r} twice")
             self._values[name] = value
@@ -93,7 +93,7 @@ class FrameFields:
 
 def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:
     """The error that tells that a connection has so many of something open already."""
-    message = f"a connection may have {maximum} {what} at once"
+    message = f"a connection may have at most {maximum} {what} at once"
     return Unavailable(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 

@@ -76,10 +76,10 @@ class FrameParser:
 
 def _bad_length(length: int, most: int) -> HeadwaterError:
     if length < 5:
-        return bad_frame(f"{length} bytes are too few")
+        return bad_frame(f"a length of {length} bytes is too short")
     return TooLarge(
-        f"the frame has {length} bytes, and may have {most}",
-        hint="is this a client of the protocol over TCP?" if length >= 1 << 29 else "",  # four letters, as of GET
+        f"the frame has {length} bytes; the limit is {most}",
+        hint="check that the client speaks the TCP protocol" if length >= 1 << 29 else "",  # four letters, as of GET
         code="frame_too_large",
         limit="frame_bytes_max",
         maximum=most,

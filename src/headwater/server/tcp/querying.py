@@ -152,7 +152,7 @@ class QueryResults(ConnectionPart):
             if not ready:
                 ready.extend(await self._work(self._read))
                 if not ready:
-                    raise Unavailable("documents are missing that were there before", code="internal")
+                    raise Unavailable("documents disappeared during the query", code="internal")
                 continue  # while they were read, the client may have stopped taking them
             some = [ready.popleft() for _ in range(min(room, len(ready)))]
             left -= len(some)
@@ -226,7 +226,7 @@ class QueryResults(ConnectionPart):
 def _check_number(connection: TcpConnection, id: int) -> None:
     """Raise what keeps the connection from having another query under this name."""
     if ("QUERYACK", id) in connection.parts:
-        raise Conflict(f"the query {id} is under way", hint="take another queryID", code="query_open")
+        raise Conflict(f"query {id} is still running", hint="use another queryID", code="query_open")
     most = connection.limits.connection_queries_max
     if sum(isinstance(part, QueryResults) for part in connection.parts.values()) >= most:
         raise too_many(

@@ -350,8 +350,8 @@ def _encoded(document: dict[str, Any]) -> bytes:
 def too_large(partition: int, offset: int, size: int, frame_max: int) -> TooLarge:
     """An event does not fit into a frame."""
     return TooLarge(
-        f"the event {offset} of partition {partition} has {size} bytes, and a frame may have {frame_max}",
-        hint="read it over HTTP, and begin after it",
+        f"event {offset} of partition {partition} has {size} bytes; a frame may have at most {frame_max}",
+        hint="read it over HTTP, and subscribe after it",
         code="too_large",
         limit="frame_bytes_max",
         maximum=frame_max,

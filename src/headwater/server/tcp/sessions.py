@@ -49,7 +49,9 @@ class Session:
         options = shape.options or NOTHING
         if options.sync is not None or options.producer is not None:
             name = "durability" if options.sync is not None else "producer"
-            raise Invalid(f"EMIT has {name!r}, which a transaction has for all its events", code="bad_field")
+            raise Invalid(
+                f"EMIT in a transaction takes no {name!r}: it applies to the whole transaction", code="bad_field"
+            )
         service = connection.service
         user = service.access.known(connection.headers, connection.client)
         if user is not None:
@@ -95,7 +97,9 @@ def start(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
     session = _session_id("STARTTX", frame)
     if session in connection.sessions:
         raise Conflict(
-            f"the transaction {session} is open", hint="commit or abort it, or take another", code="transaction_open"
+            f"transaction {session} is already open",
+            hint="commit or abort it, or use another session",
+            code="transaction_open",
         )
     most = connection.limits.sessions_max
     if len(connection.sessions) >= most:
@@ -183,11 +187,14 @@ def _ended(type: str, connection: TcpConnection, frame: dict[str, Any]) -> Sessi
     number = _session_id(type, frame)
     session = connection.sessions.pop(number, None)
     if session is None:
-        raise NotFound(f"there is no transaction {number}", hint="begin it with STARTTX", code="no_transaction")
+        raise NotFound(f"no open transaction {number}", hint="start it with STARTTX", code="no_transaction")
     return session
 
 
 def _unanswerable(most: int) -> TooLarge:
     return TooLarge(
-        "the answer to COMMITTX would not fit a frame", hint="make several of it", limit="frame_bytes_max", maximum=most
+        "the answer to COMMITTX would not fit a frame",
+        hint="split it into several transactions",
+        limit="frame_bytes_max",
+        maximum=most,
     )

@@ -86,8 +86,8 @@ class TcpSubscription(ConnectionPart):
         """The client wants no more; with `delete`, it is to be forgotten for good. Nothing is sent after this."""
         if delete:
             raise Invalid(
-                f"subscription {self.id} is not durable, and nothing of it is kept",
-                hint="UNSUBSCRIBE without 'delete'",
+                f"subscription {self.id} is not durable: there is nothing to delete",
+                hint="send UNSUBSCRIBE without 'delete'",
                 code="not_durable",
             )
         self.close()
@@ -148,7 +148,7 @@ class TcpSubscription(ConnectionPart):
         if offset is None:
             found = self.unacked.one()
         elif partition is None and self.several:
-            raise fields.wrong("needs 'partition' with 'seqNo'", hint="the subscription has several")
+            raise fields.wrong("needs 'partition' with 'seqNo'", hint="the subscription has several partitions")
         else:
             found = self.unacked.upto(self.only if partition is None else partition, offset)
         if found is not None:
@@ -196,7 +196,7 @@ def find(connection: TcpConnection, id: int) -> TcpSubscription:
     """The subscription of a connection that has this subID; raises NotFound."""
     part = connection.parts.get(("ACKEV", id))
     if not isinstance(part, TcpSubscription):
-        raise NotFound(f"there is no subscription {id}", hint="it may have ended", code="subscription_not_found")
+        raise NotFound(f"no such subscription: {id}", hint="it may have ended", code="subscription_not_found")
     return part
 
 
@@ -205,7 +205,7 @@ def check_number(connection: TcpConnection) -> None:
     most = connection.limits.subscriptions_max
     if sum(isinstance(part, TcpSubscription) for part in connection.parts.values()) >= most:
         raise Unavailable(
-            f"a connection may have {most} subscriptions",
+            f"a connection may have at most {most} subscriptions",
             hint="end one, or open another connection",
             code="too_many",
             limit="subscriptions_max",
@@ -215,4 +215,4 @@ def check_number(connection: TcpConnection) -> None:
 
 def stopping() -> Unavailable:
     """The server ends."""
-    return Unavailable("the server ends", hint="connect again soon", code="stopping")
+    return Unavailable("the server is stopping", hint="connect again soon", code="stopping")

@@ -53,7 +53,7 @@ def encode(
     pa = arrow.pyarrow()
     names = list(columns or arrow.DEFAULT_COLUMNS)
     if len(set(names)) < len(names):
-        raise Invalid("a column is asked for twice", code="bad_parameter")
+        raise Invalid("duplicate column", code="bad_parameter")
     schema = pa.schema(
         [pa.field(field.name, pa.string()) if field.name == "type" else field for field in arrow.schema(names)]
     )
@@ -177,9 +177,9 @@ class _Budget:
         most = WORK * self._limits.batch_bytes_max
         if self._messages > MESSAGES_MAX or self._work > most:
             raise TooLarge(
-                f"the stream has {self._messages} messages or more, and may have {MESSAGES_MAX}"
+                f"the stream has at least {self._messages} messages; the limit is {MESSAGES_MAX}"
                 if self._messages > MESSAGES_MAX
-                else f"the dictionaries of the stream, taken with each batch, have more than {most} bytes",
+                else f"the dictionaries of the stream, counted with each batch, have more than {most} bytes",
                 hint="write larger record batches",
                 code="too_many_batches",
             )
@@ -189,7 +189,7 @@ class _Budget:
         self.bytes += max(size, 0)
         if self._events > self._events_max:
             raise TooLarge(
-                f"the stream has {self._events} rows or more, and may have {self._events_max}",
+                f"the stream has at least {self._events} rows; the limit is {self._events_max}",
                 hint="send them in several requests",
                 limit="arrow_events_max",
                 maximum=self._events_max,
@@ -283,7 +283,7 @@ def _check_schema(schema: Any) -> None:
     if wrong or "data" not in names:
         raise Invalid(
             f"the stream has the columns {', '.join(names[:20])}",
-            hint="it needs data, and may have key, type, content and meta; drop or rename others",
+            hint="data is required; key, type, content and meta are optional; drop or rename others",
             code="bad_columns",
         )
     for field in schema:
@@ -341,12 +341,14 @@ def _by_content(batch: Any) -> Iterator[tuple[Content | None, Any]]:
     values = arrow.values_of(batch.column("content"))
     known = {content.encode(): content for content in CONTENTS}
     if not set(values) <= set(known):
-        raise Invalid(f"a content is none of {', '.join(CONTENTS)}", code="bad_content")
+        raise Invalid(f"a content is not one of {', '.join(CONTENTS)}", code="bad_content")
     numbers = {content: number for number, content in enumerate(known)}
     codes = np.fromiter((numbers[value] for value in values if value is not None), np.int64, len(values))
     starts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist()]
     if len(starts) > CONTENT_RUNS_MAX:
-        raise Invalid("the content changes too often", hint="sort by content, or send each alone", code="bad_content")
+        raise Invalid(
+            "the content changes too often", hint="sort by content, or send each content separately", code="bad_content"
+        )
     rest = batch.select([name for name in names if name != "content"])
     for lo, hi in zip(starts, [*starts[1:], len(values)], strict=True):
         yield known[values[lo] or b""], rest.slice(lo, hi - lo)
@@ -386,7 +388,7 @@ def _refusing() -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, ValueError, error, IndexError, OverflowError) as wrong:
         reason = " ".join(str(wrong).split())[:200]
-        raise Invalid(f"the body is no stream of Arrow: {reason}", code="bad_body") from wrong
+        raise Invalid(f"the body is not an Arrow stream: {reason}", code="bad_body") from wrong
 
 
 @cache

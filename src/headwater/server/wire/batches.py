@@ -102,11 +102,11 @@ def parse(body: bytes, limits: Limits) -> ParsedEvents:
         decoder.finish()
         if len(found) != 1 or found[0].rows is not None:
             raise Invalid(
-                f"there are {len(found)} batches, or rows of one, and a request has one batch", code="bad_body"
+                f"the body has {len(found)} batches, or part of one; a request takes exactly one batch", code="bad_body"
             )
         _, batch, lo, hi, _ = found[0]
         if batch.flags or (lo, hi) != (0, batch.count) or not set(batch.kinds) <= set(_KINDS):
-            raise Invalid("a batch of a request has flags, ticks or a producer, or is not meant whole", code="bad_body")
+            raise Invalid("the batch has flags, ticks or a producer, or is not complete", code="bad_body")
         if batch.bytes_claimed() > bytes_max:
             raise too_long(batch.bytes_claimed(), limits)
         batch.validate()

@@ -36,7 +36,7 @@ VERSION = "1.0"
 _NAME = re.compile(r"[a-z0-9]{1,64}").fullmatch  # of an attribute; ours, so not a user's pattern
 _JSON = re.compile(r"(?:[^/]+/json|[^/]+/[^/]+\+json)").fullmatch
 
-NONE = "this is no CloudEvent"
+NONE = "this is not a CloudEvent"
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_value = msgspec.json.Decoder(str | bool | int | None).decode
@@ -70,8 +70,8 @@ def batch(body: bytes, limits: Limits) -> ParsedEvents:
     contents = {item.content for item in items}
     if len(contents) > 1:
         raise Invalid(
-            f"the events are of several contents: {', '.join(sorted(contents))}",
-            hint="send them in several requests",
+            f"the events have different contents: {', '.join(sorted(contents))}",
+            hint="send each content in its own request",
             code="bad_body",
         )
     if not items:
@@ -111,7 +111,7 @@ def _item(fields: dict[str, Raw]) -> Item:
         if value is not None:
             attributes[name] = str(value).lower() if isinstance(value, bool) else str(value)
     if data is not UNSET and encoded is not UNSET:
-        raise _bad("both data and data_base64 are there")
+        raise _bad("it has both data and data_base64")
     return _made(attributes, *_data(data, encoded, attributes.get("datacontenttype", "application/json")))
 
 
@@ -134,12 +134,12 @@ def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[
 def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
     for name in attributes:
         if not _NAME(name):
-            raise _bad(f"{name[:80]!r} is not the name of an attribute", "names are lower-case letters and digits")
+            raise _bad(f"{name[:80]!r} is not an attribute name", "use lower-case letters and digits")
     missing = [name for name in REQUIRED if not attributes.get(name)]
     if missing:
-        raise _bad(f"{', '.join(missing)} is missing", "id, source, specversion and type are needed")
+        raise _bad(f"{', '.join(missing)} is missing", "id, source, specversion and type are required")
     if attributes["specversion"] != VERSION:
-        raise _bad(f"specversion is {attributes['specversion'][:20]!r}", f"{VERSION} is understood")
+        raise _bad(f"unsupported specversion {attributes['specversion'][:20]!r}", f"use {VERSION}")
     _check(data, content)
     type, subject = attributes.pop("type"), attributes.pop("subject", None)
     meta = {f"{PREFIX}{name}": value for name, value in attributes.items()}
@@ -148,7 +148,7 @@ def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
 
 def _check(data: bytes, content: Content) -> None:
     if content == "json":
-        decoded(_decode_any, data, f"{NONE}: the data is not json")
+        decoded(_decode_any, data, f"{NONE}: the data is not JSON")
     elif content == "text":
         try:
             data.decode()

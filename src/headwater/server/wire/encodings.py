@@ -85,7 +85,7 @@ class Encodings:
     def _keep(self, entry: _EncodedPart, data: bytes) -> None:
         with self._mutex:
             if entry.size not in (-1, len(data)):
-                raise Unavailable("a huge event has changed while it was sent")
+                raise Unavailable("a large event changed while it was being sent")
             entry.size = len(data)
             if entry.data is None:
                 entry.data = data

@@ -357,8 +357,8 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
         return ParsedEvents("json", {}, 0)
     if len(contents) > 1:
         raise Invalid(
-            f"the events are of several contents: {', '.join(sorted(contents))}",
-            hint="send those of each content in a request of their own",
+            f"the events have different contents: {', '.join(sorted(contents))}",
+            hint="send each content in its own request",
             code="several_contents",
         )
     content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)

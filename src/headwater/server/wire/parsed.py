@@ -41,8 +41,8 @@ class ParsedEvents:
 def too_many(count: int, limits: Limits) -> TooLarge:
     """There are more events than one request may append."""
     return TooLarge(
-        f"the body has {count} events or more, and may have {limits.batch_events_max}",
-        hint="send them in several requests, or as Arrow, which is split",
+        f"the body has at least {count} events; the limit is {limits.batch_events_max}",
+        hint="send them in several requests, or as Arrow, which the server splits",
         limit="batch_events_max",
         maximum=limits.batch_events_max,
         size=count,
@@ -52,7 +52,7 @@ def too_many(count: int, limits: Limits) -> TooLarge:
 def too_long(size: int, limits: Limits) -> TooLarge:
     """The events have more bytes than one request may append."""
     return TooLarge(
-        f"the events have {size} bytes, and one request may have {limits.batch_bytes_max}",
+        f"the events have {size} bytes; the limit of a request is {limits.batch_bytes_max}",
         hint="send them in several requests",
         limit="batch_bytes_max",
         maximum=limits.batch_bytes_max,

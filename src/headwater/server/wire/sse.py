@@ -146,12 +146,16 @@ def cursor_decode(text: str, uuid: UUID) -> list[int]:
         raise _no_cursor(text) from error
     version, width, count, topic = _CURSOR_HEADER.unpack_from(raw)
     if version != CURSOR_VERSION:
-        raise Invalid(f"a cursor has version {version}", hint="begin anew, or upgrade the server", code="bad_event_id")
+        raise Invalid(
+            f"unsupported cursor version {version}", hint="start again, or upgrade the server", code="bad_event_id"
+        )
     if not 1 <= width <= 8 or not count or len(raw) != _padded(_CURSOR_HEAD + count * width):
         raise _no_cursor(text)
     if topic != uuid.bytes[:_TOPIC_BYTES]:
         raise Invalid(
-            "the cursor is of another topic", hint="a topic that was made again begins anew", code="cursor_of_another"
+            "the cursor belongs to another topic",
+            hint="start again if the topic was deleted and recreated",
+            code="cursor_of_another",
         )
     at = range(_CURSOR_HEAD, _CURSOR_HEAD + count * width, width)
     offsets = [int.from_bytes(raw[begin : begin + width], "big") for begin in at]
@@ -185,6 +189,6 @@ def _padded(size: int) -> int:
 def _no_cursor(text: str) -> Invalid:
     return Invalid(
         f"{text[:40]!r} is neither an event's id nor a cursor",
-        hint="send back the id of the last event as it came",
+        hint="send the id of the last event unchanged",
         code="bad_event_id",
     )

@@ -116,8 +116,8 @@ def _run(spark: SparkSession, job: bytes, tasks: int) -> list[_Done]:
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(work, "done binary").collect()
     except (PySparkException, Py4JError) as error:
         raise Unavailable(
-            f"the rebuild has failed on Spark, and everything is as before: {cause(error)}",
-            hint="does a fold end its process? without --on spark it is told which event that was",
+            f"the rebuild failed on Spark; the binder is unchanged: {cause(error)}",
+            hint="if a projection function ends its process, rebuild without --on spark to see at which event",
             code="spark_failed",
         ) from error
     return [msgspec.msgpack.decode(bytes(row["done"]), type=_Done) for row in rows]

@@ -50,7 +50,7 @@ def pack(objects: Any, functions: Iterable[Any]) -> bytes:
     except Exception as error:  # whatever the objects of a user raise
         raise Invalid(
             f"the code cannot be sent to Spark's workers: {type(error).__name__}: {error}",
-            hint="does it hold something that is open, as a log or a lock? make that where it is used",
+            hint="open logs and locks cannot be sent: create them inside the function that uses them",
             code="cannot_be_sent",
         ) from error
     modules = [found for name in names if (found := _described(name)) is not None]

@@ -49,8 +49,8 @@ class PipelineFolder:
         if others or not self.path.is_dir():
             found = str(others[0].relative_to(self.path)) if others else "no directory"
             raise Conflict(
-                f"{self.path} is {found}" if not others else f"{self.path} holds {found}, which is no Parquet",
-                hint="a pipeline replaces all that is there: give it a directory of its own",
+                f"{self.path} is {found}" if not others else f"{self.path} holds {found}, which is not Parquet",
+                hint="a pipeline replaces the whole directory: give it one of its own",
                 code="not_parquet",
             )
 

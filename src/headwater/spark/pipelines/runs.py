@@ -89,8 +89,8 @@ class Notebook:
             if error.code != "locked":
                 raise
             raise Unavailable(
-                f"pipeline {self._name!r} is run by another process",
-                hint="'headwater pipeline status' tells how far it is",
+                f"pipeline {self._name!r} is already running in another process",
+                hint="'headwater pipeline status' shows its progress",
                 code="pipeline_running",
             ) from None
 
@@ -174,8 +174,8 @@ def check_same(plan: RunPlan, pipeline: Pipeline) -> None:
     changed = [name for name in now if now[name] != plan.declared.get(name)]
     if changed:
         raise Conflict(
-            f"pipeline {pipeline.name!r} has run before with another {', '.join(changed)}",
-            hint="--fresh begins anew, or give it another name",
+            f"pipeline {pipeline.name!r} ran before with another {', '.join(changed)}",
+            hint="start over with --fresh, or give it another name",
             code="pipeline_changed",
         )
 
@@ -186,7 +186,7 @@ def root_of(address: str, checkpoints: str | os.PathLike[str] | None) -> Path:
         return Path(checkpoints).absolute()
     if not is_directory(address):
         raise Invalid(
-            f"{address} is no directory, so it must be told where checkpoints are kept",
+            f"{address} is not a directory, so checkpoints need a directory of their own",
             hint="--checkpoints DIRECTORY",
             code="no_checkpoints",
         )

@@ -187,5 +187,5 @@ class ToParquet:
     def _save(self, frame: DataFrame, path: Path) -> None:
         missing = {*self._columns} - {*frame.columns}
         if missing:
-            raise Invalid(f"partition_by names {min(missing)!r}, and the columns are {', '.join(frame.columns)}")
+            raise Invalid(f"partition_by names {min(missing)!r}, but the columns are {', '.join(frame.columns)}")
         frame.write.partitionBy(*self._columns).parquet(path.as_uri())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"[^\W\d]\w*|`(?:[^`]|``)+`")
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical"
 _NO_QUERIES = tuple(f"{_PLANS}.{name}" for name in ("Command", "ParsedStatement", "CompoundBody"))
-_REFUSED = "only queries are run here: SELECT, WITH, VALUES, TABLE"
+_REFUSED = "only queries are supported: SELECT, WITH, VALUES, TABLE"
 _CHOOSING = {"Project", "Aggregate"}  # only columns that they name go on from what is below
 _COMPARING = {"Union", "Except", "Intersect", "Distinct", "Deduplicate"}  # all columns of what is below count
 _POSITIONAL = {"Pivot", "Unpivot", "UnresolvedSubqueryColumnAliases", "PipeOperator"}  # they mean some without a name
@@ -69,7 +69,7 @@ class _Walk:
 
     def _note(self, node: Any, kind: str, chosen: bool) -> None:
         if any(is_instance_of(self._gateway, node, each) for each in _NO_QUERIES):
-            raise Invalid(_REFUSED, hint="append, create and delete with the other commands", code="bad_query")
+            raise Invalid(_REFUSED, hint="use other commands to append, create and delete", code="bad_query")
         if kind == "UnresolvedRelation":
             parts = _items(node.multipartIdentifier())
             (self.tables if len(parts) == 1 else self.qualified)[".".join(parts)] = None

@@ -150,5 +150,5 @@ def _fitted(column: Any, type: Any) -> Any:
     try:
         return column.cast(type)
     except pa.ArrowInvalid:
-        hint = "cast the column to a decimal of more digits, or to double, in its schema"
+        hint = "declare the column in the schema as a decimal with more digits, or as double"
         raise Invalid(f"a sum does not fit {type}", hint=hint, code="overflow") from None

@@ -108,7 +108,7 @@ class _Tables:
                 found[name] = self._binder(binder, schema, parsed)
         unknown = [name for name in self._schemas if _same(name, parsed.tables) is None]
         if unknown:
-            raise Invalid(f"a schema is given for {unknown[0]!r}, which the query does not name")
+            raise Invalid(f"a schema is given for {unknown[0]!r}, which the query does not use")
         return found
 
     def _topic(self, topic: str, schema: t.StructType | None, parsed: QueryNames) -> DataFrame:
@@ -144,7 +144,7 @@ def _given(schemas: Schemas, name: str) -> t.StructType | None:
     try:
         return t.StructType.fromDDL(schema)  # type: ignore[return-value]  # a list of fields is a struct
     except ParseException as error:
-        raise Invalid(f"the schema of {name!r} cannot be read: {failures.told(error)}") from None
+        raise Invalid(f"invalid schema of {name!r}: {failures.told(error)}") from None
 
 
 def _same(name: str, names: list[str]) -> str | None:
@@ -157,8 +157,8 @@ def _same(name: str, names: list[str]) -> str | None:
 
 def _missing(name: str, there: list[str]) -> NotFound:
     near = get_close_matches(name, there, 3, 0.5)
-    hint = f"is it {' or '.join(map(_quoted_if_needed, near))}?" if near else "headwater topics lists what is there"
-    return NotFound(f"there is no topic or binder {name!r}", hint=hint, code="no_such_table")
+    hint = f"did you mean {' or '.join(map(_quoted_if_needed, near))}?" if near else "list them with 'headwater topics'"
+    return NotFound(f"no topic or binder {name!r}", hint=hint, code="no_such_table")
 
 
 def _quoted(name: str) -> str:

@@ -57,7 +57,7 @@ def path_of(name: str) -> tuple[str, ...]:
     parts = tuple(name.split("."))
     found = parts[1:] if parts[0] == "data" and len(parts) > 1 else parts
     if not all(found):
-        raise Invalid(f"the name of the field {name!r} has an empty part", hint="parts are apart by one dot, as in a.b")
+        raise Invalid(f"the field name {name!r} has an empty part", hint="separate parts with one dot, as in a.b")
     return found
 
 
@@ -74,7 +74,7 @@ def reader(schema: StructType, mode: Mode = "permissive") -> FieldReader:
 
 def _check_nullable(field: Any, name: str) -> None:
     if not field.nullable:
-        raise Invalid(f"the field {name!r} is declared NOT NULL", hint="any event may lack a field: leave that out")
+        raise Invalid(f"the field {name!r} is declared NOT NULL", hint="omit NOT NULL: any event may lack a field")
     for member in field.type if pa.types.is_struct(field.type) else ():
         _check_nullable(member, f"{name}.{member.name}")
 
@@ -174,7 +174,7 @@ class FieldReader:
         if self._strict:
             for row, document in enumerate(documents):
                 if not isinstance(document, dict):
-                    raise _failure(where(lo + row), "its data is no object that can be parsed")
+                    raise _failure(where(lo + row), "its data is not an object that can be parsed")
         columns = []
         for field, convert in zip(self._fields, self._converters, strict=True):
             row = 0
@@ -203,7 +203,7 @@ def _refuse(value: Any, type: Any) -> NoReturn:
 
 
 def _failure(where: str, why: str) -> Invalid:
-    return Invalid(f"{where}: {why}", hint="with the mode permissive, it is null", code="bad_data")
+    return Invalid(f"{where}: {why}", hint="in permissive mode, it is null", code="bad_data")
 
 
 def _event(run: Sequence[EventBatch], row: int) -> str:

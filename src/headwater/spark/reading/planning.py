@@ -98,8 +98,8 @@ def held(info: TopicInfo, starts: list[int], options: SourceOptions) -> list[int
     for each, start in zip(info.partitions, starts, strict=True):
         if start < each.start and options.fail_on_data_loss:
             raise NotFound(
-                f"topic {info.name!r}, partition {each.partition}: offset {start} is gone, the oldest is {each.start}",
-                hint="begin at what is there with failOnDataLoss=false",
+                f"topic {info.name!r}, partition {each.partition}: offset {start} is gone; the oldest is {each.start}",
+                hint="set failOnDataLoss=false to start at the oldest offset",
                 code="offset_gone",
                 oldest=each.start,
             )
@@ -115,13 +115,13 @@ def resolved(hw: Store, info: TopicInfo, place: Start, name: str) -> list[int]:
         unknown = sorted(number for number in given if number >= len(partitions))
         if unknown:
             told = f"topic {info.name!r} has {len(partitions)} partitions"
-            raise Invalid(f"{name} has an offset of partition {unknown[0]}, and {told}")
+            raise Invalid(f"{name} has an offset of partition {unknown[0]}, but {told}")
         return [given.get(number, otherwise) for number, otherwise in enumerate(usual)]
     if isinstance(place, int):
         if len(partitions) > 1:
             raise Invalid(
-                f"topic {info.name!r} has {len(partitions)} partitions, and {name} {place} is an offset of one",
-                hint='write {"0": 17, "1": 4}, or a time',
+                f"topic {info.name!r} has {len(partitions)} partitions, but {name} {place} is a single offset",
+                hint='use {"0": 17, "1": 4}, or a time',
                 code="partition_needed",
             )
         return [place]

@@ -44,7 +44,7 @@ def understood(given: Mapping[str, Any]) -> Positions:
     try:
         return msgspec.convert(given, Positions)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the checkpoint is not of a stream of topics: {error}", hint="use a new one") from None
+        raise Invalid(f"the checkpoint does not belong to a stream of topics: {error}", hint="use a new one") from None
 
 
 def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_loss: bool = True) -> Positions:
@@ -56,7 +56,8 @@ def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_lo
     found = dict(before)
     for topic in before.keys() - there.keys() if fail_on_data_loss else ():
         raise NotFound(
-            f"topic {topic!r} was deleted while a stream reads it", hint="go on without it: failOnDataLoss=false"
+            f"topic {topic!r} was deleted while a stream reads it",
+            hint="set failOnDataLoss=false to continue without it",
         )
     for topic, info in there.items():
         known = before.get(topic)

@@ -69,8 +69,8 @@ def pieces(
 def remade(topic: str) -> Conflict:
     """The error for a topic that is another one than before."""
     return Conflict(
-        f"topic {topic!r} was deleted and made again: its events are others",
-        hint="begin anew; a stream needs a new checkpoint",
+        f"topic {topic!r} was deleted and recreated: its events are different",
+        hint="start again; a stream needs a new checkpoint",
         code="topic_remade",
     )
 

@@ -35,7 +35,7 @@ class RowShape:
 
     def __init__(self, schema: StructType, mode: Mode = "permissive") -> None:
         if not schema.fields:
-            raise Invalid("a schema without columns is no table")
+            raise Invalid("the schema has no columns")
         self._mode = mode
         self._schema = schema
         self._others = StructType([field for field in schema.fields if field.name not in arrow.COLUMNS])
@@ -65,7 +65,7 @@ class RowShape:
         """A column of the log in the type that the schema has for it."""
         field = self._arrow.field(name)
         if column.null_count and not field.nullable:
-            raise Invalid(f"{name} is null in some events", hint=f"leave NOT NULL out of the schema: {name} may be")
+            raise Invalid(f"{name} is null in some events", hint=f"omit NOT NULL in the schema: {name} may be null")
         if column.type == field.type:
             return column
         try:
@@ -100,7 +100,7 @@ def _check_type(name: str, wanted: Any) -> None:
     try:
         pa.nulls(0, own).cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        hint = f"the log has it as {own}; a field of the data with that name is `data.{name}`"
+        hint = f"the log's column is {own}; for a field of the data with that name use `data.{name}`"
         raise Invalid(f"the column {name} cannot be {wanted}", hint=hint) from None
 
 

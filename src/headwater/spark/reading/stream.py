@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._read.fail_on_data_loss:
             raise NotFound(
                 f"topic {topic!r}, partition {number} ends before offset {end}, which the stream has reached",
-                hint="was an older copy of it restored? Begin anew with a new checkpoint",
+                hint="if an older copy of the log was restored, start again with a new checkpoint",
                 code="offset_gone",
             )
 

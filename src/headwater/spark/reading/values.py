@@ -68,7 +68,7 @@ def _simple(type: Any) -> Convert:
         pa.null(): lambda _: None,
     }
     if type not in simple:
-        raise Invalid(f"a field of data cannot be {type}", hint="numbers, text, times, arrays, maps and structs can")
+        raise Invalid(f"a field of data cannot be {type}", hint="use numbers, text, times, arrays, maps or structs")
     return simple[type]
 
 
@@ -97,7 +97,7 @@ def _list(type: pa.ListType[Any], unfit: Unfit) -> Convert:
 
 def _map(type: pa.MapType[Any, Any], unfit: Unfit) -> Convert:
     if type.key_type != pa.string():
-        raise Invalid(f"the keys of a map in data are text, not {type.key_type}", hint="declare map<string, …>")
+        raise Invalid(f"map keys in data must be text, not {type.key_type}", hint="declare map<string, …>")
     member = converter(type.item_type, unfit)
 
     def convert(value: Any) -> Any:

@@ -93,8 +93,8 @@ def _writer(name: str, type: pa.DataType) -> Text:  # noqa: PLR0911  # one for e
         element = _writer(name, type.value_type)
         return lambda array: _lists(element, array)
     raise Invalid(
-        f"the column {name!r} is of {type}, which has no JSON",
-        hint="cast it first, or make a column 'data' of your own",
+        f"the column {name!r} has type {type}, which cannot be written as JSON",
+        hint="cast it first, or add a column 'data'",
     )
 
 
@@ -187,4 +187,4 @@ def _key_writer(name: str, type: pa.DataType) -> Text:
         return _quoted
     if pa.types.is_boolean(type) or pa.types.is_integer(type) or pa.types.is_decimal(type):
         return lambda array: _between('"', array.cast(pa.string()))
-    raise Invalid(f"the keys of the column {name!r} are of {type}, which name no field", hint="cast them to string")
+    raise Invalid(f"the keys of the column {name!r} have type {type}, not string", hint="cast them to string")

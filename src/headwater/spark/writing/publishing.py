@@ -124,14 +124,14 @@ def _check_files(staging: StagingArea, write: StagedWrite, files: set[str]) -> N
     missing = files - there.keys()
     if missing:
         raise NotFound(
-            f"{len(missing)} of {len(files)} staged files are not there, as {min(missing)}",
-            hint="all tasks and the driver must reach one place: give the option 'staging'",
+            f"{len(missing)} of {len(files)} staged files are missing, such as {min(missing)}",
+            hint="all tasks and the driver must share a directory or bucket: give the option 'staging'",
             code="staged_missing",
         )
     now = staging.now()
     if any((now - there[file].modified).total_seconds() > JOB_S_MAX for file in files):
         raise Conflict(
-            f"files were staged more than {JOB_S_MAX / 86_400:g} days ago, and may be swept",
+            f"files were staged more than {JOB_S_MAX / 86_400:g} days ago, and may have been removed",
             hint="write in several parts",
             code="staged_too_old",
         )
@@ -146,7 +146,7 @@ def _same_topic(hw: Store, topic: str, uuid: str) -> TopicInfo:
 
 def _made_anew(topic: str) -> Conflict:
     return Conflict(
-        f"topic {topic!r} was deleted and made again while events for it were staged",
+        f"topic {topic!r} was deleted and recreated while events for it were staged",
         hint="run the write again under another transaction, or with another checkpoint",
         code="topic_made_anew",
     )
@@ -225,7 +225,7 @@ def _read(staging: StagingArea, write: StagedWrite, chunk: StagedBatch) -> Batch
         found = staging.manifest(write)
         if found is None or found.record.finished:
             return None
-        raise NotFound(f"the staged file {chunk.file} is gone", code="staged_missing")
+        raise NotFound(f"the staged file {chunk.file} is missing", code="staged_missing")
     read = batch.decode(stored, 0, len(stored), chunk.file)
     read.validate()
     if read.count != chunk.count:
@@ -257,9 +257,9 @@ def _check_memory(
         fresh = fresh and len(known.ids) < known.most
     if not fresh:
         raise Conflict(
-            f"topic {destination.topic!r}, partition {destination.partition}: the log may have forgotten which events"
+            f"topic {destination.topic!r}, partition {destination.partition}: the log may no longer know which events"
             f" of a write that was interrupted {age_ms / 86_400_000:.1f} days ago it has",
-            hint=f"look at what came since offset {destination.end}; the manifest is {write.key}",
+            hint=f"check the events since offset {destination.end}; the manifest is {write.key}",
             code="publishing_unknown",
         )
 

@@ -65,21 +65,21 @@ def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool,
     """What the options say; raises Invalid for what they cannot."""
     if overwrite:
         raise Invalid(
-            "a topic is never overwritten",
-            hint="mode('append'); to begin anew, write into another topic, or delete this one first",
+            "a topic cannot be overwritten",
+            hint="use mode('append'); to start over, write to another topic, or delete this one first",
         )
     given = {name.lower(): value for name, value in options.items()}
     unknown = sorted(given.keys() - {*OPTIONS, *(OF_SPARK if streaming else ())})
     if unknown:
-        raise Invalid(f"the option {unknown[0]!r} is unknown", hint=f"options are {', '.join(OPTIONS)}")
+        raise Invalid(f"unknown option {unknown[0]!r}", hint=f"known options: {', '.join(OPTIONS)}")
     if "path" not in given:
-        raise Invalid("the address of the log is missing", hint='save("data"), or option("path", …) for a stream')
+        raise Invalid("the address of the log is missing", hint='use save("data"), or option("path", …) for a stream')
     layout = Layout.of(to_arrow_schema(schema, timezone="UTC"), given.get("content"))
     topic, transaction = given.get("topic"), given.get("transaction")
     if topic is None and "topic" not in layout.names:
-        raise Invalid("the topic is missing", hint='option("topic", …), or a column "topic"')
+        raise Invalid("the topic is missing", hint='use option("topic", …), or a column "topic"')
     if transaction is not None and streaming:
-        raise Invalid("a stream needs no transaction", hint="its checkpoint names it")
+        raise Invalid("a stream takes no transaction", hint="omit it: the checkpoint identifies the write")
     kind_of(given["path"])  # raises for an address that cannot be opened, before a task stages anything
     address = absolute(given["path"])
     repeatable = streaming or transaction is not None
@@ -91,7 +91,7 @@ def _partitions(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or not int(text):
-        raise Invalid(f"partitions is {text!r}", hint="it is a number from 1 on")
+        raise Invalid(f"partitions {text!r} is not a number above 0", hint="use a number from 1")
     return int(text)
 
 
@@ -103,8 +103,8 @@ def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str
         return None
     if repeatable:
         raise Invalid(
-            "what goes to a server exactly once must be staged elsewhere until it is there",
-            hint='option("staging", …): a directory or a bucket that the driver and all tasks reach',
+            "exactly-once writes to a server need a staging location",
+            hint='use option("staging", …): a directory or bucket that the driver and all tasks can reach',
         )
     return os.path.join(tempfile.gettempdir(), f"headwater-{os.getuid()}")
 
@@ -185,7 +185,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
         if query is None or batch is None:
-            raise Invalid("a task of a stream does not know its query", hint="use Spark 4.2 or later")
+            raise Invalid("a task of a stream has no query id", hint="use Spark 4.2 or later")
         return stage(self._chosen, StagedWrite.of_query(query, int(batch)), iterator, task.partitionId() + int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name

@@ -172,7 +172,7 @@ def _asked(column: Any, target: TopicTarget) -> I64:
         wrong = int(where.max()) if int(where.min()) >= 0 else int(where.min())
         raise NotFound(
             f"topic {target.name!r} has no partition {wrong}",
-            hint=f"it has {target.partitions}, from 0",
+            hint=f"it has {target.partitions} partitions, numbered from 0",
             code="partition_not_found",
         )
     return where

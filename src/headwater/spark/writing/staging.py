@@ -122,9 +122,7 @@ class StagingArea:
         if is_bucket(address):
             return cls(open_store(address, clock=clock, disk=Disk()), f"{FOLDER}/", clock)
         if not is_directory(address):
-            raise Invalid(
-                f"nothing can be staged at {address!r}", hint="staging is a directory, s3://… or objects:///…"
-            )
+            raise Invalid(f"cannot stage files at {address!r}", hint="use a directory, s3://… or objects:///…")
         disk = Disk() if durable else _UnsyncedDisk()
         return cls(DirectoryStore(Path(address) / FOLDER, disk, clock), "", clock)
 
