@@ -86,7 +86,7 @@ def test_a_version_that_does_not_hold_leaves_nothing_and_exits_with_1(run: Run, 
     [
         (b"{", "line 2: input data was truncated"),
         (b'{"data": 1}', "line 2: object missing required field `topic`"),
-        (b'{"topic": "a"}', "line 2: there is no data"),
+        (b'{"topic": "a"}', "line 2: no data"),
         (b'{"topic": "a", "data": 1, "expected": 1}', "line 2: object contains unknown field `expected`"),
         (b'{"topic": "a", "data": 1, "content": "text"}', "line 2: data of content text must be a string"),
         (b'{"topic": "a", "data_base64": "?"}', "line 2: data_base64 is not base64"),
