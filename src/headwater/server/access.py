@@ -1,6 +1,6 @@
-"""Who asks, and whether they may: the interface between the server and what knows its users.
+"""Authentication and authorization: the interface between the server and its user directory.
 
-`OpenAccess` lets everyone do everything, for loopback. `FileAccess` (logins.py) asks a file of users. Others come by
+`OpenAccess` allows everyone everything, for loopback. `FileAccess` (logins.py) reads a users file. Others come by
 entry points of the group `headwater.access`. The server does, for each request:
 
     user = access.known(headers, client) or await store.blocking(access.check, headers, client)
@@ -27,7 +27,7 @@ logger = logging.getLogger("headwater.server")
 
 @runtime_checkable
 class Access(Protocol):
-    """What tells who asks.
+    """Authenticates clients.
 
     It is given headers with names in lower case, and a client whose address is without a port and whose certificate,
     if there is one, was verified.

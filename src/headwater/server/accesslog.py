@@ -1,9 +1,9 @@
 """The access log: one line of JSON for each request, written by a thread of its own (docs/RUNNING.md lists the fields).
 
-A request only puts what is known of it into a queue. The queue is bounded: while the file cannot be written as fast as
-requests come, or not at all, lines are dropped, and the log says how many as soon as it can be written again. Nothing
-is synced. Secrets are never written: of the query, only parameters that the server knows keep their values; nothing of
-the headers is written. What is not printable is escaped, so that no request can forge a line or play with a terminal.
+A request only puts a record into a bounded queue. While the file cannot be written, or not as fast as requests come,
+lines are dropped; the log records their number as soon as it can be written again. Nothing is synced. Secrets are
+never written: only parameters that the server knows keep their values, and headers are omitted. Unprintable
+characters are escaped, so that a request cannot forge a line or send control codes to a terminal.
 """
 
 from __future__ import annotations

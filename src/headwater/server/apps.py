@@ -1,8 +1,8 @@
-"""The application of a server: user code, in a process of its own, so that it never stalls the server or ends it.
+"""Runs the application of a server: user code in a separate process, so that it cannot stall or crash the server.
 
-The process is `headwater views run`, with one end of a pair of sockets. Over it, the server asks queries with a name
-(views/questions.py); and when the server is gone, even killed, the socket is closed and the process ends by itself.
-When the process dies, it is started again, after pauses that grow. Belongs to the loop's thread.
+The process is `headwater views run` with one end of a socket pair. The server sends named queries over it
+(views/questions.py). When the server ends, even by a kill, the socket closes and the process exits. When the process
+dies, it is restarted with growing delays. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger("headwater.server")
 
 
 class Application:
-    """The application, started again and again until it is stopped."""
+    """The application, restarted until it is stopped."""
 
     def __init__(self, address: str, data: Path, limits: ServerLimits, meter: ApplicationMeter) -> None:
         """`address` is what `--app` said, `data` the log's directory."""

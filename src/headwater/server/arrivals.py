@@ -1,7 +1,7 @@
-"""Waiting for topics that do not exist yet: whoever makes one, in whichever process, those who wait for it go on.
+"""Waits for topics that do not exist yet, whichever process creates them.
 
-A directory wakes nobody when a topic is made in it, so all topics that are waited for are looked up together, ten times
-a second, and not at all while nobody waits. Belongs to the loop's thread.
+A directory sends no notification when a topic is created, so all awaited topics are polled together, ten times a
+second, and only while there are waiters. Belongs to the loop's thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How often wrong passwords may be tried: so often by one address, and so many at once.
+"""Limits attempts to guess passwords: failures of each address, and concurrent checks.
 
-Each address has an allowance of failures, which fills up again with time. What is remembered is bounded. Safe from any
+Each address has an allowance of failures that refills with time. Memory use is bounded. Safe from any
 thread.
 """
 

@@ -1,4 +1,4 @@
-"""Live delivery to many: what is new is read and encoded once for all who want the same, and written to each.
+"""Live delivery to many subscribers: new events are read and encoded once for all that share a channel.
 
 A `Channel` moves along its topic's end and numbers the chunks that it writes; the last few are kept. A
 `ChannelSubscription` that is at the channel's place is live: it gets each chunk as it is made. One that is not (it
@@ -42,7 +42,7 @@ Write = Callable[[bytes, bytes], bool]
 
 
 class StreamFormat(Protocol):
-    """How events are written to a stream. Safe from any thread."""
+    """Encodes events for a stream. Safe from any thread."""
 
     @property
     def key(self) -> Hashable:
@@ -78,7 +78,7 @@ class StreamFormat(Protocol):
 
 
 class ChannelChunk(NamedTuple):
-    """Events in their form. `after` is where a reader is that has had them.
+    """Encoded events. `after` is the position of a reader that has received them.
 
     With a huge event among them, they are not here: `pieces` makes their bytes, for each reader as it has room.
     """
@@ -93,7 +93,7 @@ class ChannelChunk(NamedTuple):
 
 
 class Channel(Follower):
-    """What several subscriptions share: one reader, one form, and the last chunks."""
+    """A reader, a format and the last chunks that several subscriptions share."""
 
     def __init__(
         self,

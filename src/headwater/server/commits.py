@@ -1,4 +1,4 @@
-"""Appends of many connections become one commit: whoever waits for the same log shares one sync.
+"""Group commit: concurrent appends of many connections to one log share one sync.
 
 Requests are gathered until a turn of the loop brings none, and handed to a thread, which writes and syncs them. Then
 all are answered, and only then the next group is handed over: those who got an answer are soon back and come along, and
@@ -167,7 +167,7 @@ class Commits:
 
 
 class _CommitQueue:
-    """What waits for one log, and what is being committed to it."""
+    """The pending appends of one log, and those being committed."""
 
     __slots__ = ("group", "log", "scheduled", "seconds", "size", "topic", "waiting")
 

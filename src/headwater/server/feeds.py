@@ -1,6 +1,6 @@
 """Live delivery of a served log: subscriptions that share what they read, and readers with ends of their own.
 
-`channels` tells how many are served with one read, `watches` how news is heard. Belongs to the loop's thread.
+`channels` serves many subscribers with one read, `watches` waits for new events. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Feeds:
-    """All live delivery of one server. `counts` tell what was done."""
+    """All live delivery of one server, with its `counts`."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ async def beating(
 
 
 class _FeedWaiter(Follower):
-    """Somebody who reads for himself, and is told when there is more."""
+    """A reader with its own position that is notified of new events."""
 
     def __init__(self, cursor: TopicCursor) -> None:
         super().__init__(cursor)

@@ -1,7 +1,7 @@
-"""Access by a file of users: tokens, passwords and certificates.
+"""Access by a users file: tokens, passwords and certificates.
 
-`known` looks in dictionaries. `check` looks at the file first, so that a new token counts at once; one that was taken
-away counts for at most `users_look_s` longer: if nobody has looked for that long, `known` leaves it to `check`.
+`known` uses dictionaries only. `check` reloads a changed file first, so that a new token is valid at once. A revoked
+token is valid for at most `users_look_s`: if the file was not checked for that long, `known` defers to `check`.
 Safe from any thread.
 """
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("headwater.server")
 
 
 class FileAccess:
-    """The users of a file. Raises what `users.read` does, when it is made; after that, a bad file changes nothing."""
+    """The users of a file. Its constructor raises as `users.read` does; later, an invalid file is logged and ignored."""
 
     authenticates = True
     challenge = 'Bearer realm="headwater", Basic realm="headwater", charset="UTF-8"'

@@ -1,4 +1,4 @@
-"""A remote member: for a client that has joined a consumer, a member of the engine's that hands out to it.
+"""A remote member: a member of the engine that delivers events to a client that has joined a consumer.
 
 A `RemoteMember` has a thread of its own, which takes events, encodes them and gives them to the loop, one chunk at a
 time: no more while the connection is full, or so much is not acked that the window is. The member lives as long as its
@@ -37,14 +37,14 @@ _log = logging.getLogger("headwater.server")
 
 
 class HeldPartition(msgspec.Struct, frozen=True):
-    """A partition that a member holds: by which fence, and which offset is handed out next."""
+    """A partition that a member holds: its fence, and the next offset to deliver."""
 
     fence: int
     next: int
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """What a member has done: how many events it has `sent` in all, and what it holds.
+    """The progress of a member: the number of events `sent` in all, and the partitions it holds.
 
     `idle` says that there was nothing more to send then, `full` that so much is not acked that it waits.
     """
@@ -57,7 +57,7 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class Formats(msgspec.Struct, frozen=True):
-    """How a stream is written: events, a sign of life, and what went wrong at its end.
+    """Encodes a stream: events, heartbeats, and the error that ends it.
 
     `events` makes pieces, each when there is room for it; up to so many bytes, the data of a huge event is part of it.
     """
@@ -69,7 +69,7 @@ class Formats(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What a client says of events: ranges that are acked, up to where all are, what failed; `flush`: durably."""
+    """A client's report on events: acked ranges, cumulative acks, failures; with `flush`, made durable."""
 
     acks: Sequence[tuple[int, int, int]] = ()
     to: Sequence[tuple[int, int]] = ()
@@ -78,7 +78,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class MemberOwner(msgspec.Struct, frozen=True):
-    """What a member is bound to, instead of being heard of: it lives until it is told to leave.
+    """Keeps a member alive without a lease, until it leaves.
 
     At most `events_max` are sent and not acked. When it leaves, nothing has failed, whatever the reason; `last` is
     called before, in its thread, for the last acks. It has the consumer for itself: when a partition that it held is
@@ -93,14 +93,14 @@ Work = Callable[[], dict[int, int]]
 
 
 class MemberTask(NamedTuple):
-    """What a member's thread is asked: to do some work, or, without any, to look for more; and how to answer."""
+    """A request to a member's thread: work to do, or None to poll for events; and the callback for its result."""
 
     work: Work | None
     tell: Callable[[object], None]
 
 
 class Turn(NamedTuple):
-    """What a member's thread does next: answer, and, if it is `open`, take as much as there is `room` for."""
+    """The next step of a member's thread: respond and, if it is `open`, take as many events as there is `room` for."""
 
     asked: list[MemberTask]
     open: bool

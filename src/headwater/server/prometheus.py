@@ -1,6 +1,6 @@
-"""What the server counts and what its log holds, as Prometheus reads it (docs/RUNNING.md lists the names).
+"""Metrics of the server and its log in the format of Prometheus (docs/RUNNING.md lists the names).
 
-`render` looks at the log, so it belongs in a worker thread. What cannot be looked at, as a damaged topic, is left out
+`render` reads the log, so it belongs in a worker thread. Anything unreadable, such as a damaged topic, is omitted
 and counted in `headwater_scrape_errors`: a scrape never fails because of it. The library that writes the format is
 imported with this module, at the first scrape: it takes some megabytes that a server without Prometheus need not have.
 """
@@ -158,7 +158,7 @@ def _log(metrics: Metrics, store: Store) -> Iterator[Metric]:
 
 
 def _views(views: list[ViewInfo]) -> Iterator[Metric]:
-    """How projections and functions are. What is above the bound is added up, by kind and topic, then by kind."""
+    """Yield the metrics of projections and functions; above the limit, sums by kind and topic, then by kind."""
     labels: list[tuple[str, str, str]] = [(each.kind, each.name, each.topic) for each in views]
     if len(labels) > VIEWS_MAX:
         labels = [(kind, OTHER, topic) for kind, _, topic in labels]

@@ -1,4 +1,4 @@
-"""The replicas of a served log: what they ask waits in a thread of a few that do nothing else.
+"""The replicas of a served log: their requests wait in a few dedicated threads.
 
 So replicas that wait for more take no thread from other requests.
 """

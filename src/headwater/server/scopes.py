@@ -1,4 +1,4 @@
-"""What users may do: scopes, each of which grants actions on the topics whose names match a pattern.
+"""The permissions of users: scopes, each of which grants actions on topics whose names match a pattern.
 
 In a pattern, `*` stands for any text, the empty one too, and everything else for itself: `orders.*` is every topic
 whose name begins with `orders.`. As text, a scope is `read,append:orders.*`. Binders and queries with a name are
@@ -51,7 +51,7 @@ class Scope(msgspec.Struct, frozen=True):
         return f"{','.join(action for action in ACTIONS if action in self.actions)}:{self.topics}"
 
     def covers(self, topic: str) -> bool:
-        """Whether the topic's name matches the pattern; in time that is linear in the name."""
+        """Return True if the topic's name matches the pattern, in time linear in the length of the name."""
         first, *others = self.topics.split("*")
         if not others:
             return topic == first
@@ -68,7 +68,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class User:
-    """Somebody who was identified, and what they may do."""
+    """An authenticated user and its scopes."""
 
     __slots__ = ("_decisions", "name", "scopes")
 

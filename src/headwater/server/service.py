@@ -1,4 +1,4 @@
-"""What all handlers share: the store, appends that wait, live delivery, metrics, and threads for what blocks."""
+"""State shared by all handlers: the store, pending appends, live delivery, metrics, and worker threads."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def context(cert: str | Path, key: str | Path, client_ca: str | Path | None = No
 
 
 class Certificate:
-    """The context of these files, for whoever listens; connections that come after a change have the new files'."""
+    """The TLS context of these files for a listener; connections after a change use the new files."""
 
     def __init__(
         self,

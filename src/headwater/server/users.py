@@ -1,8 +1,8 @@
-"""The file of users: who there is, how they prove it, and what they may do (docs/SECURITY.md).
+"""The users file: names, credentials and scopes (docs/SECURITY.md).
 
 JSON that holds no secret as it was typed: passwords as scrypt with a salt each, tokens as SHA-256. `read` and `decode`
-give `Users`, which never change and are safe from any thread; `changing` writes the file anew, whole or not at all,
-one process after the other.
+return immutable `Users`, which are safe from any thread; `changing` replaces the file atomically, one process after
+the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("headwater.server")
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one scrypt takes: 128·n·r bytes of memory, and time in proportion to n·r·p."""
+    """The cost of one scrypt: 128·n·r bytes of memory, and time in proportion to n·r·p."""
 
     n: int = 1 << 14
     r: int = 8
@@ -50,7 +50,7 @@ COST = Cost()  # of the settings that OWASP names as equal, the one that takes l
 
 
 class Password(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A password as it is kept."""
+    """A stored password."""
 
     cost: Cost
     salt: bytes
@@ -76,7 +76,7 @@ class Password(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token as it is kept. It is random, so that one quick hash is enough: nobody can try all of them."""
+    """A stored token. It is random, so one quick hash is enough: it cannot be found by brute force."""
 
     sha256: bytes
     made: datetime

@@ -1,4 +1,4 @@
-"""Threads that sleep until a topic has more, from any process, and then have its followers read.
+"""Threads that sleep until a topic has new events, from any process, and then wake its followers.
 
 A quiet topic costs nothing. Above a number of threads, several topics share one, which sleeps on all of them at once.
 `Watches` belongs to the loop's thread.
@@ -19,7 +19,7 @@ SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies in 
 
 
 class Follower(ABC):
-    """What is followed: a channel, or somebody who waits. It reads on only when the loop is done with what it read."""
+    """A channel or a waiting reader. It reads on only when the loop has processed its last read."""
 
     def __init__(self, cursor: TopicCursor) -> None:
         self.cursor = cursor  # of the watch's thread
@@ -141,7 +141,7 @@ class TailWatch:
 
 
 class Watches:
-    """Which thread follows which topic."""
+    """Assigns topics to threads."""
 
     def __init__(self, new_bell: Callable[[], CursorBell], loop: asyncio.AbstractEventLoop, threads_max: int) -> None:
         self._new_bell = new_bell

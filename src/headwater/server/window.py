@@ -1,4 +1,4 @@
-"""What was sent to a remote member and is not acked, so that no more is sent than its client may have to hold."""
+"""The unacknowledged events of a remote member, which limit how much its client must hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class AckWindow:
-    """What was sent and is not acked: offsets and bytes by partition. Under its member's lock."""
+    """The unacknowledged offsets and bytes by partition. Protected by its member's lock."""
 
     def __init__(self, events_max: int, bytes_max: int) -> None:
         self.events = 0

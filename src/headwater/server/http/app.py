@@ -1,4 +1,4 @@
-"""The application: from a request to its answer. Routes, rights, parameters, errors.
+"""The HTTP application: turns a request into a response. Routes, rights, parameters, errors.
 
 `protocol` and `asgi` call it; all of it belongs to the loop's thread.
 """

@@ -1,10 +1,10 @@
-"""The same application as plain ASGI, to be mounted in somebody's Starlette or FastAPI, or run by uvicorn.
+"""The HTTP application as plain ASGI, to be mounted in Starlette or FastAPI, or run by uvicorn.
 
     app = headwater.asgi("data")
     Starlette(routes=[Mount("/log", app)], lifespan=app.lifespan)
 
-The log is opened with the first request, or by the `lifespan` of whoever runs it, and closed by that or by `close`.
-Who may ask is up to the application around it, unless `access` is given.
+The log is opened by the first request or by the `lifespan` of the ASGI server, and closed by that or by `close`.
+Authentication is up to the surrounding application, unless `access` is given.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Body:
 
 
 class _SendQueue:
-    """A sink between a stream, which writes when it likes, and `send`, which takes its time. Holds a bounded amount."""
+    """A bounded queue between a stream, which writes at any time, and `send`, which may block."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

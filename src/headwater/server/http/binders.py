@@ -1,7 +1,7 @@
 """Binders over HTTP: their documents, one by one, found and counted, and live (docs/HTTP.md, "Binders").
 
-Nobody who waits holds a thread: a request that waits for a projection asks again and again, and those that follow a
-binder share one look at it (server/changes.py).
+Waiting holds no thread: a request that waits for a projection polls, and the followers of a binder share one poll
+(server/changes.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class DocumentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `POST /binders/{binder}/query` asks for: documents, how many there are, or how they would be found."""
+    """The body of `POST /binders/{binder}/query`: find documents, count them, or explain the query plan."""
 
     match: dict[str, Any] = {}
     sort: str | list[str] = []
@@ -54,13 +54,13 @@ class DocumentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The field that is to have an index."""
+    """The field to index."""
 
     field: str
 
 
 class ChangeFormat(NamedTuple):
-    """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
+    """Encodes a stream of changes: its start, each change, heartbeats, and the error that ends it."""
 
     media: str
     opening: Callable[[str], bytes]
@@ -155,7 +155,7 @@ async def _waiting(service: Service, query: QueryParameters, ask: Callable[..., 
 
 
 def at_least_of(query: QueryParameters) -> AtLeast | None:
-    """What projections must have passed: an offset, or `topic:partition:offset`, apart by commas, topics %-encoded."""
+    """Parse `at_least`: an offset, or comma-separated `topic:partition:offset` with percent-encoded topics."""
     said = query.text("at_least")
     if said is None:
         return None

@@ -1,4 +1,4 @@
-"""The body of a request between the connection, which receives it, and the handler, which takes it when it likes."""
+"""Buffers the body of a request between the connection that receives it and the handler that reads it."""
 
 from __future__ import annotations
 

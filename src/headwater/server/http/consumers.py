@@ -31,7 +31,7 @@ Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a consumer is to go on."""
+    """The new position of a consumer."""
 
     at: int | str
     partition: Number | None = None
@@ -46,7 +46,7 @@ class AckRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client says of the events that its member was handed; that it lives; and with `leave`, that it goes."""
+    """Acknowledgements and failures of events delivered to a member; renews its lease, and with `leave` ends it."""
 
     member: str
     acks: list[AckRange] = []
@@ -59,7 +59,7 @@ class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AckResult(msgspec.Struct, frozen=True):
-    """The answer: of each failure whether the event was set aside; new cursors; what the member has done and holds."""
+    """The response: for each failure whether the event was dead-lettered; new cursors; the state of the member."""
 
     aside: list[bool]
     state: MemberState

@@ -1,4 +1,4 @@
-"""Errors as answers: a status by what the caller should do, and the whole error as JSON (docs/HTTP.md, "Errors")."""
+"""Errors as responses: a status for what the caller should do, and the error as JSON (docs/HTTP.md, "Errors")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head of an answer: its status line and its headers, as bytes."""
+"""Encodes the head of a response: its status line and headers."""
 
 from __future__ import annotations
 

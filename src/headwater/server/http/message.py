@@ -1,4 +1,4 @@
-"""Requests and responses, as handlers see them: the same from the protocol of our own and from ASGI.
+"""Requests and responses as handlers see them, both from the HTTP protocol of this server and from ASGI.
 
 A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by
 piece with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class QueryParameters:
-    """The parameters of a request. Each getter takes a default for what is absent, and raises Invalid for nonsense."""
+    """The parameters of a request. Each getter takes a default for an absent one, and raises Invalid for an invalid one."""
 
     def __init__(self, raw: bytes) -> None:
         self._values: dict[str, bytes] = {}
@@ -103,7 +103,7 @@ class QueryParameters:
 
 
 class Budget:
-    """How much of all requests may be held in memory at once."""
+    """Limits the memory that all requests together may use."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0
@@ -136,7 +136,7 @@ UNBOUNDED = Budget(1 << 62)
 
 
 class Request:
-    """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` tells who asks."""
+    """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` is its sender."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Request:
 
 
 class Client:
-    """Who is at the other end of a connection. `certificate` is the subject of a client certificate, verified."""
+    """The peer of a connection. `certificate` is the subject of its verified client certificate."""
 
     __slots__ = ("address", "cache", "certificate", "secure")
 
@@ -254,7 +254,7 @@ class BodyStream(Protocol):
 
 
 class Response:
-    """An answer. An iterator or a stream is sent as it comes, and closed when the client leaves."""
+    """A response. An iterator or a stream is sent as it produces data, and closed when the client disconnects."""
 
     __slots__ = ("body", "headers", "status", "waits")
 

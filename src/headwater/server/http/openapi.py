@@ -1,4 +1,4 @@
-"""The OpenAPI document of what is served: made from the table of routes, and from what this module tells of each.
+"""Builds the OpenAPI document from the table of routes and the operations described in this module.
 
 Parameters come from the routes, schemas from the types that are encoded and decoded. The rest of docs/HTTP.md is in
 `OPERATIONS`: what a body may be, and what the answers are. A test compares the two tables, and asks the server.
@@ -63,7 +63,7 @@ ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
 
 class Operation(NamedTuple):
-    """What a route does. `errors` are those besides what any request may be answered with."""
+    """Describes a route. `errors` are the statuses besides those that any request may return."""
 
     summary: str
     answer: Content

@@ -1,4 +1,4 @@
-"""What requests may have in their query and headers: each parameter once, with its schema and what it means.
+"""The parameters of requests in query and headers: each one once, with its schema and description.
 
 The table of routes names the parameters of each route. The router refuses a query with any other, and the OpenAPI
 document lists the same ones, so that neither can say what the other does not.

@@ -1,4 +1,4 @@
-"""The request that is being parsed: httptools cuts the bytes, and this keeps and checks the head.
+"""Parses requests: httptools splits the bytes, and this module collects and checks the head.
 
 What has come and is not parsed yet waits in `rest`, so that a client that sends many requests in one write is parsed
 no further than its connection has room for. Belongs to the loop's thread.

@@ -27,7 +27,7 @@ _decode_match = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Format(NamedTuple):
-    """A form that events are answered in. `encode` is None for those that need more than batches."""
+    """A format of events in a response. `encode` is None for those that need more than batches."""
 
     name: str
     media: str
@@ -46,7 +46,7 @@ FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
 
 class ReadQuery(NamedTuple):
-    """What the query asks for. `filters` are those of `Engine.read_batches`, with the partition."""
+    """The parsed query. `filters` are those of `Engine.read_batches`, with the partition."""
 
     start: At
     cut: Cut

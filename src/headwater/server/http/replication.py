@@ -1,4 +1,4 @@
-"""What a replica asks: the topics, the batches that follow on what it has, and what is remembered of producers."""
+"""The API for replicas: topics, the next batches of logs, and the state of producers."""
 
 from __future__ import annotations
 

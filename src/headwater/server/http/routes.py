@@ -1,4 +1,4 @@
-"""The table of routes: what is served, with which parameters, and who answers."""
+"""The table of routes, with their parameters and handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events of a topic: live, resumed after `Last-Event-ID`, and told of what was deleted meanwhile.
+"""Server-sent events of a topic: live, resumed after `Last-Event-ID`, with a notice of deleted events.
 
 The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor over
 all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the bytes are made in `wire/sse.py`.
@@ -68,7 +68,7 @@ class SseFormat:
 
 
 class CursorSseFormat(SseFormat):
-    """The same over several partitions: an id is a cursor over all of them."""
+    """The format over several partitions: an id is a cursor over all of them."""
 
     def __init__(self, uuid: str, *, bus: bool) -> None:
         super().__init__(bus=bus)
@@ -90,7 +90,7 @@ TOPIC, BUS = SseFormat(bus=False), SseFormat(bus=True)
 
 
 class End(Protocol):
-    """Where an answer ends."""
+    """The end of a response."""
 
     @property
     def done(self) -> bool:
@@ -153,7 +153,7 @@ def respond_later(service: Service, request: Request, topic: str, *, last: str |
 
 
 class AwaitedEvents:
-    """A stream that begins when its topic is made, and says until then that it is alive."""
+    """A stream that starts when its topic is created, and sends heartbeats until then."""
 
     def __init__(self, subscribe: Callable[[], Coroutine[None, None, BodyStream]], heartbeat_s: float) -> None:
         """`subscribe` returns the stream of the topic, when there is one."""

@@ -1,4 +1,4 @@
-"""Topics over HTTP: make, list, describe, delete, and keep."""
+"""Topics over HTTP: create, list, describe, delete, and set retention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class RetentionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a topic is to keep from now on; what is left out stays as it is."""
+    """A new retention policy; omitted fields keep their values."""
 
     retention_bytes: Number | UnsetType = UNSET
     retention_segments: Number | UnsetType = UNSET
@@ -31,7 +31,7 @@ class RetentionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Retain(msgspec.Struct, forbid_unknown_fields=True):
-    """What `POST /topic/{name}/retain` asks for."""
+    """The body of `POST /topic/{name}/retain`."""
 
     before: Number | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     partition: Number | None = None

@@ -1,4 +1,4 @@
-"""Views over HTTP: how projections and functions are, and queries with a name, which the application answers."""
+"""Views over HTTP: the state of projections and functions, and named queries, which the application answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that answer: what a RESPONSE says, and how errors are told."""
+"""Response frames: the fields of a RESPONSE, and the encoding of errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SUBSCRIBE to a binder: changes of its documents, as they come (docs/PROTOCOL.md, "Changes of documents").
 
-All who follow a binder share one look at it (server/changes.py); each reads for itself, as fast as its client
+The followers of a binder share one poll (server/changes.py); each reads separately, as fast as its client
 acknowledges. Belongs to the loop's thread.
 """
 

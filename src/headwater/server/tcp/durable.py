@@ -1,8 +1,8 @@
 """Durable subscriptions: members of a consumer of that name, which live as long as their connections.
 
 One connection of a server has a durable subscription at a time; between servers, and programs that open the directory,
-the leases of consumers decide. A connection that ends, and a server that is killed, have failed at nothing: what was
-not acknowledged comes again, however often.
+the leases of consumers decide. A closed connection or a killed server does not count as a failure: unacknowledged
+events are delivered again without limit.
 
 The member's thread reads and encodes; everything else belongs to the loop's thread, unless it says otherwise.
 """
@@ -33,7 +33,7 @@ LEAVE_S = 15.0  # how long to wait for one that is leaving: it stores what was a
 
 
 class Owner:
-    """Which connection has a durable subscription. `left` is set when it is free again."""
+    """The connection that owns a durable subscription. `left` is set when it is released."""
 
     def __init__(self, connection: TcpConnection, key: tuple[str, str]) -> None:
         self.connection = connection

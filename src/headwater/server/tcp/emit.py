@@ -44,7 +44,7 @@ _length = LENGTH.unpack_from
 
 
 class EmitOptions(NamedTuple):
-    """What an EMIT may say of its event beside the usual, checked and encoded as in `Append`."""
+    """The optional fields of an EMIT, checked and encoded as in `Append`."""
 
     partition: int | None = None
     meta: bytes | None = None
@@ -54,7 +54,7 @@ class EmitOptions(NamedTuple):
 
 
 class EmitShape:
-    """What the fields of an EMIT mean beside its key and its event, of which another one may differ alone.
+    """The parsed fields of an EMIT, for reuse by another EMIT that differs only in key and event.
 
     `parts` are the bytes up to each of the two, in their order, with its type in BSON; `tail` those behind the last.
     """

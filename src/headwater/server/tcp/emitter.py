@@ -39,7 +39,7 @@ def write(group: Group) -> None:
 
 
 class EmitSlot(ResponseSlot):
-    """The answers to the EMITs of one append. Called on the loop when that has its place or its error."""
+    """The answers to the EMITs of one append. Called on the loop when the append has its offset or has failed."""
 
     __slots__ = ("emitter", "finished", "made", "remaking", "sent", "waiting", "way")
 

@@ -1,4 +1,4 @@
-"""The fields of a frame, as handlers ask for them. What is wrong with one raises Invalid with the code `bad_field`."""
+"""Typed access to the fields of a frame. An invalid field raises Invalid with the code `bad_field`."""
 
 from __future__ import annotations
 

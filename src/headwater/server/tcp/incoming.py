@@ -1,4 +1,4 @@
-"""What comes from a client, cut into frames. Bytes only: it knows nothing of what they mean."""
+"""Splits the bytes from a client into frames, without decoding them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _unpack = PREFIX.unpack_from
 
 
 class FrameParser:
-    """The bytes of one connection, of which the first frame must be small: nobody has said yet who they are."""
+    """The bytes of one connection. The first frame must be small, as the client is not authenticated yet."""
 
     __slots__ = ("_bytes_max", "_most", "_needed", "_pieces")
 

@@ -1,4 +1,4 @@
-"""CONNECT: the version that is spoken, and who somebody is."""
+"""CONNECT: the protocol version, and the client's credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes to a client: answers in the order of what they answer, and the frames of whatever is open.
+"""The output of a connection: responses in the order of their requests, and frames of subscriptions and queries.
 
 Each answer has a `ResponseSlot`; it is written when those before it are. Also counts them. Belongs to the loop's
 thread.
@@ -25,7 +25,7 @@ METHOD = "TCP"  # what stands for a method in metrics and the access log
 
 
 class FrameWriter:
-    """The way out of one connection."""
+    """The output of one connection."""
 
     def __init__(self, connection: TcpConnection) -> None:
         self.slots: deque[ResponseSlot] = deque()

@@ -1,4 +1,4 @@
-"""What a connection has open beside its requests, and the frames that acknowledge what it sends."""
+"""The subscriptions and queries of a connection, and the frames that acknowledge their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}  # 
 
 
 class ConnectionPart:
-    """What a connection has open beside its requests: a subscription, a query. It writes frames when it likes."""
+    """A subscription or a query of a connection. It may write frames at any time."""
 
     def acknowledge(self, fields: FrameFields) -> None:
         """The client has received something. Raises what is wrong with the frame, which is only counted."""

@@ -1,4 +1,4 @@
-"""QUERY: the documents of a binder that match, all of one moment, sent as fast as the client acknowledges them.
+"""QUERY: matching documents from one snapshot of a binder, sent as fast as the client acknowledges them.
 
 A `QueryResults` holds one moment of its binder (`Binder.results`), from QUERY to its last result, and reads from it
 some documents at a time in a worker's thread. They are sent as they are stored. Belongs to the loop's thread.
@@ -57,7 +57,7 @@ async def query(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
 
 
 class QueryResults(ConnectionPart):
-    """A query that is under way."""
+    """A running query."""
 
     def __init__(self, connection: TcpConnection, id: int) -> None:
         self.id = id

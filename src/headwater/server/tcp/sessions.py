@@ -146,7 +146,7 @@ async def _stored(connection: TcpConnection, emits: list[Emit]) -> bytes:
 
 
 class _MissingTopicsError(Exception):
-    """Topics that must be made first."""
+    """Topics that must be created first."""
 
     def __init__(self, topics: list[str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""SUBSCRIBE and UNSUBSCRIBE, and the subscription to a topic that keeps nothing. Belongs to the loop's thread."""
+"""SUBSCRIBE and UNSUBSCRIBE, and the subscription to a topic that is not durable. Belongs to the loop's thread."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _start(fields: FrameFields) -> At:
 
 
 class TopicSubscription(TcpSubscription):
-    """A subscription to a topic that keeps nothing: it reads for itself, and waits when its client is slow."""
+    """A subscription to a topic that is not durable: it has its own reader, and waits when its client is slow."""
 
     _batches: AsyncGenerator[list[EventBatch], None]
 

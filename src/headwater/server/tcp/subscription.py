@@ -1,4 +1,4 @@
-"""A subscription: frames that are sent as there is something, as fast as the client takes and acknowledges them.
+"""A subscription: sends frames as events arrive, as fast as the client reads and acknowledges them.
 
     subscription = Topic(connection, ...)        a kind of it: `run` sends, with `await self.send(frames)`
     return subscription.accepted()               the Answer to SUBSCRIBE; it streams when that is written
@@ -42,7 +42,7 @@ class Frames(NamedTuple):
 
 
 class TcpSubscription(ConnectionPart):
-    """What all kinds of subscriptions have in common: a subID, what is not acknowledged, and an end.
+    """The base of all subscriptions: a subID, unacknowledged events, and an end.
 
     `several` tells that there is more than one partition, so that an acknowledgement has to name it.
     """

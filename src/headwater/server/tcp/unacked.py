@@ -1,4 +1,4 @@
-"""What was sent to a subscription and is not acknowledged: how much more may be sent, and what an ACKEV means.
+"""The unacknowledged events of a subscription: how many more may be sent, and what an ACKEV covers.
 
 Memory only, in the loop's thread. What was sent is kept in runs of one partition, in the order in which it was sent.
 """
@@ -21,7 +21,7 @@ class AckedRange(NamedTuple):
 
 
 class UnackedEvents:
-    """What a client has not acknowledged yet. Offsets of a partition ascend, numbers may be missing."""
+    """The events that a client has not acknowledged yet. Offsets of a partition ascend, with gaps."""
 
     __slots__ = ("_most", "_runs", "count")
 

@@ -116,7 +116,7 @@ def look(body: bytes, limits: Limits, events_max: int) -> ArrowBody:
 
 
 class ArrowBody:
-    """A stream that was looked at. `grows` tells that its rows may take more than was sent."""
+    """An inspected stream. `grows` means that its rows may take more memory than was sent."""
 
     def __init__(self, reader: Any, limits: Limits, events_max: int, *, grows: bool) -> None:
         self.grows = grows
@@ -160,7 +160,7 @@ def _join(batches: list[Any]) -> list[Any]:
 
 
 class _Budget:
-    """What a stream may come to. Whatever is claimed is added here before anything is made of it."""
+    """The limits of a stream. Every claimed size is added here before memory is allocated for it."""
 
     def __init__(self, limits: Limits, events_max: int) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""JSON from outside: whatever is wrong with it is the client's mistake, and told as that. Safe from any thread."""
+"""Decodes JSON from clients: every error is raised as the client's mistake. Safe from any thread."""
 
 from __future__ import annotations
 

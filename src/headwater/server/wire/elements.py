@@ -1,4 +1,4 @@
-"""How many elements a JSON array has, told by its commas, without making anything of it. Bytes only.
+"""Counts the elements of a JSON array by its commas, without decoding it. Bytes only.
 
     more_than(array, most) -> bool
 

@@ -1,4 +1,4 @@
-"""Huge events on their way out: encoded as a whole, sent a slice at a time, and held by none of those who wait.
+"""Encodes huge events as a whole and sends them in slices, without a copy for each reader.
 
     slices(key, encode) -> Iterator[bytes]      what `encode` returns, in slices; equal keys must encode to equal bytes
     encoded(batch, form, encode)                `encode(batch)`, in slices if it is huge; `form` names what encode does
@@ -26,7 +26,7 @@ ENCODED_AT_ONCE = 2
 
 
 class _EncodedPart:
-    """One huge event in one form, and how many are in its midst."""
+    """One huge event in one format, and the number of its readers."""
 
     __slots__ = ("data", "readers", "size")
 
@@ -37,7 +37,7 @@ class _EncodedPart:
 
 
 class Encodings:
-    """What is encoded for readers that are in its midst."""
+    """A cache of encoded huge events for their current readers."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes

@@ -1,4 +1,4 @@
-"""What the body of a request holds: events as columns, which is what a log takes.
+"""The parsed body of a request: events as columns, ready to append.
 
 Parsed(content, columns, count, partition=None)
 too_many(count, limits), too_long(size, limits)    the errors of a body that holds too much

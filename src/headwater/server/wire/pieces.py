@@ -1,4 +1,4 @@
-"""From batches to pieces of a good size: where an answer ends, how large batches are parted and small ones joined.
+"""Turns batches into pieces of a good size: ends a response, splits large batches and joins small ones.
 
     Cut(end_before=None, end_after=None, max_items=None)    .take(batch) -> EventBatch | None    .done
     cut_off(batches, cut) -> Iterator[EventBatch]           the batches up to the end
@@ -25,7 +25,7 @@ FIELDS_BYTES = 128  # of an event on the wire, beside its data and meta: about
 
 
 class Cut:
-    """Where an answer ends: before an offset, after one, or after so many events; whichever is first.
+    """The end of a response: before an offset, after one, or after a number of events; whichever comes first.
 
     Offsets are compared by their order, so an end that no event has is an end too. For batches of one partition that
     come forwards.
