@@ -1,6 +1,6 @@
-"""The program: its commands, its help, and what becomes of errors.
+"""The program: its commands, its help, and its handling of errors.
 
-Commands are modules of this package, imported when they are asked for. Every failure ends here, as one line on
+Commands are modules of this package, imported on first use. Every failure ends here, as one line on
 stderr and an exit code; with `--json`, as one JSON object.
 """
 
@@ -92,7 +92,7 @@ class Command(click.Command):
 
 
 def _is_of_servers(option: click.Parameter) -> bool:
-    """Whether it is one of `opening.server_options`, which commands are not given."""
+    """Return whether it is one of `opening.server_options`, which commands are not given."""
     return isinstance(option, click.Option) and option.hidden and not option.expose_value
 
 
@@ -206,7 +206,7 @@ class Program(click.Group):
 
 
 class _Warnings(logging.Handler):
-    """What the library has to say (a recovery that cut something) on stderr."""
+    """Prints warnings of the library (such as a recovery that cut something) on stderr."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.WARNING)

@@ -122,7 +122,7 @@ def _check_use(values: Sequence[str], file: str | None, lines: bool) -> None:
 def _guard(
     key: str | None, expect: Version_ | None, producer: str | None, epoch: int, seq: int | None, *, once: bool
 ) -> dict[str, Any]:
-    """The conditions of a request, as arguments of the library; it has them only if it is one request."""
+    """Return the conditions of a request, as arguments of the library; it has them only if it is one request."""
     if (producer is None) != (seq is None):
         raise click.UsageError("--producer and --seq belong together")
     if expect is None and producer is None:
@@ -267,7 +267,7 @@ def _quoted(value: bytes) -> str:
 
 
 def _append_file(target: AppendTarget, path: str, content: Content | None) -> Ref:
-    """One event; above 1 MiB it is streamed, so that memory stays small, and its content is taken on trust."""
+    """Append a file as one event; above 1 MiB it is streamed to save memory, and its content is not checked."""
     from headwater.limits import BLOB_CHUNK_BYTES
 
     with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:

@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder(TransactionLine).decode
 
 
 def read_appends(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The arguments of each append; raises Invalid, with the number of the line, and TooLarge."""
+    """Yield the arguments of each append; raises Invalid, with the number of the line, and TooLarge."""
     size, most = 0, DEFAULTS.transaction_bytes_max
     lines = (line for some in read_lines(stream) for line in some)
     for number, line in enumerate(lines, 1):
@@ -100,7 +100,7 @@ def _bytes(text: str, what: str) -> bytes:
 
 
 class NumberedLine:
-    """Errors inside tell the number of the line."""
+    """Adds the number of the line to errors raised inside."""
 
     def __init__(self, number: int) -> None:
         self._number = number

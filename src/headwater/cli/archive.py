@@ -127,7 +127,7 @@ def _run(archiver: Archiver, stopping: threading.Event, seal: bool, as_json: boo
 
 
 class _Reporter:
-    """Prints what was archived, and what went wrong: once, until it goes well again."""
+    """Prints archived files, and each error once until the next success."""
 
     def __init__(self, archiver: Archiver, as_json: bool) -> None:
         self._archiver = archiver

@@ -1,4 +1,4 @@
-"""What users type: logs, topics, places in a log, sizes, durations, and the options that commands share."""
+"""Argument types: logs, topics, positions, sizes, durations; and the options that commands share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ else:
 
 
 class NaturalType(Kind):
-    """A number from 0 on."""
+    """A number from 0."""
 
     name = "number"
 
@@ -125,7 +125,7 @@ class MatchType(Kind):
 
 
 class PassedType(Kind):
-    """What a projection must have passed: an offset, or places in topics."""
+    """Events that a projection must have passed: an offset, or places in topics."""
 
     name = "place"
 
@@ -152,26 +152,26 @@ def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The topics of the log that was given; nothing if there is none."""
+    """Return the topics of the log that was given; nothing if there is none."""
     names = complete(ctx.params["data"], lambda hw: hw.topics())
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_consumer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The consumers of the topic that was given; nothing if there is none."""
+    """Return the consumers of the topic that was given; nothing if there is none."""
     topic = ctx.params["topic"]
     names = complete(ctx.params["data"], lambda hw: sorted({info.name for info in hw.consumers(topic)}))
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_binder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The binders of the log that was given; nothing if there is none."""
+    """Return the binders of the log that was given; nothing if there is none."""
     names = complete(ctx.params["data"], lambda hw: hw.binders())
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_projection(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The projections of the log that was given; nothing if there is none."""
+    """Return the projections of the log that was given; nothing if there is none."""
     names = complete(ctx.params["data"], lambda hw: [each.name for each in hw.views() if each.kind == "projection"])
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
@@ -244,7 +244,7 @@ def json_option(help: str) -> Callable[[F], F]:
 
 
 def retention_options(prefix: str) -> Callable[[F], F]:
-    """The options that say what a topic keeps; `retention_of` gathers them."""
+    """Return the options that say what a topic keeps; `retention_of` gathers them."""
     options = (
         (f"--{prefix}bytes", SizeType(), "SIZE", "Keep at most this many bytes of each partition."),
         (f"--{prefix}segments", NaturalType(), "N", "Keep at most this many segments of each partition."),

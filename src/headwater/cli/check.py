@@ -1,4 +1,4 @@
-"""`headwater check`: read everything, and tell what is damaged."""
+"""`headwater check`: read everything, and report damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater consume`: read a topic as a named consumer, which remembers how far it has come."""
+"""`headwater consume`: read a topic as a named consumer, which stores its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater create`: make a topic."""
+"""`headwater create`: create a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater delete`: take a topic away."""
+"""`headwater delete`: delete a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater forget`: take a consumer away."""
+"""`headwater forget`: delete a consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater info`: what a log and its topics are and hold."""
+"""`headwater info`: describe a log and its topics."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _about_replica(hw: Store) -> list[tuple[str, str]]:
 
 
 def where(hw: Store) -> tuple[str, str]:
-    """Where a log is, and what that is."""
+    """Return where a log is, and what that is."""
     return hw.backend.kind, absolute(hw.address)
 
 
@@ -104,7 +104,7 @@ def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
 
 
 def setting(name: str, value: Any) -> tuple[str, str]:
-    """A setting of a topic as people read it."""
+    """Return a setting of a topic as people read it."""
     if name.endswith("_ms"):
         text = show.duration(value)
     elif "_bytes" in name:

@@ -1,4 +1,4 @@
-"""`headwater init`: make a log directory."""
+"""`headwater init`: create a log directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater pipeline`: what an application computes on Spark."""
+"""`headwater pipeline`: run the pipelines of an application on Spark."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def pipeline() -> None:
 
 
 def app_argument(function: Any) -> Any:
-    """The argument MODULE, an application."""
+    """Return the argument MODULE, an application."""
     return click.argument("address", metavar="MODULE")(function)
 
 
 def data_argument(function: Any) -> Any:
-    """The log, which is `data` unless it is told."""
+    """Return the log, which is `data` unless it is told."""
     argument = click.argument("data", metavar="[DATA]", default="data", shell_complete=complete_directory)
     return argument(server_options(function))
 
 
 def checkpoints_option(function: Any) -> Any:
-    """The option --checkpoints."""
+    """Return the option --checkpoints."""
     help = "Directory for checkpoints.  [default: pipelines/ in DATA, if that is a directory]"
     return click.option("--checkpoints", metavar="DIRECTORY", help=help)(function)
 

@@ -1,4 +1,4 @@
-"""`headwater promote`: end being a replica."""
+"""`headwater promote`: turn a replica into a primary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater query`: the documents of a binder that match, or the answer of a query with a name."""
+"""`headwater query`: find documents of a binder, or run a named query."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def query(
 
 
 def _found(hw: Store, name: str, asked: dict[str, Any], as_json: bool) -> Iterator[Any] | None:
-    """The documents of a binder; None if only their number or their plan is wanted, which is printed."""
+    """Return the documents of a binder; None if only their number or their plan is wanted, which is printed."""
     binder, match, sort = hw.binder(name), asked["match"], _fields(asked["sort"])
     passed = passed_options(asked["at_least"], asked["timeout"])
     if asked["explain"]:

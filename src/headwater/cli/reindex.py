@@ -1,4 +1,4 @@
-"""`headwater reindex`: make the indexes again."""
+"""`headwater reindex`: rebuild the indexes."""
 
 from __future__ import annotations
 

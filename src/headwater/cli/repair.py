@@ -1,4 +1,4 @@
-"""`headwater repair`: show, then do, what makes a damaged log whole again."""
+"""`headwater repair`: show the steps that repair a damaged log, or apply them."""
 
 from __future__ import annotations
 

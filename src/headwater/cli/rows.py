@@ -92,13 +92,13 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def _text(value: Any) -> str:
-    """A value by itself: text as it is, anything else as in JSON."""
+    """Return a value by itself: text as it is, anything else as in JSON."""
     found = _plain(value)
     return found if isinstance(found, str) else _encode(found).decode()
 
 
 def _plain(value: Any) -> Any:
-    """A value of Arrow's as one of JSON's."""
+    """Return a value of Arrow's as one of JSON's."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):

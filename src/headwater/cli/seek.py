@@ -1,4 +1,4 @@
-"""`headwater seek`: move a consumer to another place."""
+"""`headwater seek`: move a consumer to another position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers, sizes, times, tables and errors look. On a terminal for people, elsewhere for programs.
+"""Formats numbers, sizes, times, tables and errors: on a terminal for people, elsewhere for programs.
 
 Elsewhere means: no colours and nothing shortened.
 """
@@ -81,7 +81,7 @@ def local(time: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """The text in one line, with control characters written out."""
+    """Return the text in one line, with control characters written out."""
     return text if text.isprintable() else text.translate(ESCAPES)
 
 
@@ -90,7 +90,7 @@ def is_terminal(stream: IO[Any]) -> bool:
 
 
 def console(*, err: bool = False) -> Console:
-    """Where tables and progress go. Off a terminal it is as wide as it needs to be."""
+    """Return where tables and progress go. Off a terminal it is as wide as it needs to be."""
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout
@@ -103,7 +103,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequ
 
 
 def drawn(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> Table:
-    """A table, to be printed."""
+    """Return a table, to be printed."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -136,7 +136,7 @@ def done(text: str) -> None:
 
 
 def json_line(told: Any) -> str:
-    """One JSON object in one line."""
+    """Return one JSON object in one line."""
     import msgspec
 
     return msgspec.json.encode(told).decode()

@@ -1,4 +1,4 @@
-"""`headwater sql`: what a query finds in topics and binders, as a table, JSON, CSV or Parquet."""
+"""`headwater sql`: query topics and binders; prints a table, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _schema(text: str) -> tuple[str, str]:
 
 
 def _collected(found: DataFrame, limit: int | None) -> pa.Table:
-    """The rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
+    """Return the rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
     from pyspark.errors import PySparkException
 
     from headwater.spark.querying import failures

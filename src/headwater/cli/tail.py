@@ -1,4 +1,4 @@
-"""`headwater tail`: the last events of a topic, and those that come."""
+"""`headwater tail`: print the last events of a topic, and follow new ones."""
 
 from __future__ import annotations
 

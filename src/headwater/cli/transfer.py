@@ -1,4 +1,4 @@
-"""What `import` and `export` share: their formats, and what they say when they are done."""
+"""Code shared by `import` and `export`: their formats and their summary."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def views() -> None:
 
 
 def app_option(function: Any) -> Any:
-    """The option --app, which is needed."""
+    """Return the option --app, which is needed."""
     told = "Application: shop.py, or package.module:app."
     return click.option("--app", "address", metavar="MODULE", required=True, help=told)(function)
 
@@ -78,7 +78,7 @@ def in_directory(hw: Store, verb: str, rest: str) -> Store:
 
 
 def load_app(address: str) -> App:
-    """The application; what it raises while it is imported is told with its traceback."""
+    """Return the application; what it raises while it is imported is told with its traceback."""
     from headwater.views.loading import load
 
     try:

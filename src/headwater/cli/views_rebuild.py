@@ -1,4 +1,4 @@
-"""`headwater views rebuild`: a binder made anew."""
+"""`headwater views rebuild`: rebuild a binder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater views resume`: try again what an error has stopped."""
+"""`headwater views resume`: resume a projection that an error has stopped."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def check_exposure(host: str, access: Access, *, insecure: bool = False, tls: bo
 
 
 def loopback(host: str) -> bool:
-    """Whether only this machine can reach the address. A name other than `localhost` may lead anywhere."""
+    """Return whether only this machine can reach the address. A name other than `localhost` may lead anywhere."""
     if host == "localhost":
         return True
     try:

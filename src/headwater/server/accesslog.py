@@ -95,7 +95,7 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """How many lines could not be written since the start."""
+        """Return how many lines could not be written since the start."""
         return self._refused + self._failed
 
     def note(
@@ -166,7 +166,7 @@ class AccessLog:
 
 
 def line_of(access: RequestRecord) -> bytes:
-    """The line of a request, with its end."""
+    """Return the line of a request, with its end."""
     path, _, query = access.target.partition("?")
     if not path.startswith("/") and "://" in path:  # a whole address, which may have a password in it
         path = "/" + path.partition("://")[2].partition("/")[2]
@@ -197,7 +197,7 @@ def _time(ticks: int) -> str:
 
 @lru_cache(maxsize=8)
 def _until_seconds(second: int) -> str:
-    """The text of a second: many requests share one."""
+    """Return the text of a second: many requests share one."""
     return time_of(second * TICKS_PER_SECOND).strftime("%Y-%m-%dT%H:%M:%S")
 
 

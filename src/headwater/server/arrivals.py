@@ -29,7 +29,7 @@ class Arrivals:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many clients wait."""
+        """Return how many clients wait."""
         return self._count
 
     async def wait(self, topic: str) -> None:

@@ -148,7 +148,7 @@ def _settle(waiter: asyncio.Future[bool], value: bool) -> None:
 
 
 def _latest(binder: LocalBinder) -> str:
-    """The place of the last commit."""
+    """Return the place of the last commit."""
     with binder.follow(after="latest", timeout=0) as following:
         return following.place
 

@@ -65,7 +65,7 @@ class StreamFormat(Protocol):
         ...
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
-        """The bytes of events, huge ones in slices; `before` is where their reader was before them."""
+        """Return the bytes of events, huge ones in slices; `before` is where their reader was before them."""
         ...
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
@@ -73,7 +73,7 @@ class StreamFormat(Protocol):
         ...
 
     def failure(self, error: HeadwaterError) -> bytes:
-        """The last words of a stream that cannot go on."""
+        """Return the error that ends a stream."""
         ...
 
 
@@ -181,7 +181,7 @@ class Channel(Follower):
             subscription.fail(error)
 
     def kept(self, number: int) -> ChannelChunk | None:
-        """A chunk by its number; None if it is not kept any more."""
+        """Return a chunk by its number; None if it is not kept any more."""
         at = number - self.head
         return self.recent[at] if at >= -len(self.recent) else None
 

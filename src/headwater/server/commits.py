@@ -99,7 +99,7 @@ class Commits:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether nothing waits."""
         return not self._queues
 
     def _gather(self, queue: _CommitQueue, seen: int, turns: int) -> None:

@@ -48,7 +48,7 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """Whether there can be no more."""
+        """Return whether there can be no more."""
         return self.stopping or len(self.open) >= self.limits.connections_max
 
     def accept(self, connection: AnyConnection, transport: asyncio.BaseTransport) -> Client | None:

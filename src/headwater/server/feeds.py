@@ -127,7 +127,7 @@ class Feeds:
     def _place(
         self, topic: str, start: At | Sequence[int], after: UUID | None, selection: Mapping[str, Any]
     ) -> tuple[TopicCursor, TopicCursor, Gap | None]:
-        """Where to begin, and where the topic ends now. In a worker thread."""
+        """Return where to begin, and where the topic ends now. In a worker thread."""
         cursor = self._backend.cursor(topic, start=start, **selection)
         end = cursor.at(cursor.ends())
         gap = None
@@ -138,7 +138,7 @@ class Feeds:
         return cursor, end, gap
 
     def _join(self, key: Hashable, form: StreamFormat, end: TopicCursor, subscription: ChannelSubscription) -> Channel:
-        """The channel of a subscription, which is made with the first."""
+        """Return the channel of a subscription, which is made with the first."""
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(end, form, self._limits, self.counts, self._loop)

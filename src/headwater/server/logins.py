@@ -27,7 +27,7 @@ logger = logging.getLogger("headwater.server")
 
 
 class FileAccess:
-    """The users of a file. Its constructor raises as `users.read` does; later, an invalid file is logged and ignored."""
+    """The users of a file. The constructor raises as `users.read` does; later, an invalid file is only logged."""
 
     authenticates = True
     challenge = 'Bearer realm="headwater", Basic realm="headwater", charset="UTF-8"'
@@ -123,7 +123,7 @@ class FileAccess:
 
 
 def _proofs(client: Client) -> dict[bytes, tuple[str, Password | None]]:
-    """The passwords that a connection has shown to be right, by the digest of what was sent."""
+    """Return the passwords that a connection has shown to be right, by the digest of what was sent."""
     found: dict[Any, Any] = client.cache.setdefault("proofs", {})
     return found
 

@@ -210,7 +210,7 @@ class RemoteMember:
         self.consumer.stop()
 
     def handed_out(self, partition: int, offset: int) -> Event:
-        """A stand-in for an event that was handed out: whoever acks looks at its place alone."""
+        """Return a stand-in for an event that was handed out: whoever acks looks at its place alone."""
         return Event(self.consumer.topic, partition, offset, 0, "", None, b"", "bytes", 0)
 
     def done(self, partition: int, first: int, end: int) -> None:
@@ -442,7 +442,7 @@ class RemoteMember:
 
 
 def member_gone(lease_s: float | None = None) -> Fenced:
-    """A member has left, or its client was silent for too long."""
+    """Return the error for a member that has left, or whose client was silent for too long."""
     told = "no such member" if lease_s is None else f"the member's lease of {lease_s:g} s has expired"
     return Fenced(
         told,

@@ -180,7 +180,7 @@ class Metrics:
         return found
 
     def _topic(self, topic: str) -> TopicMeter:
-        """The meter of a topic that has none yet: one of its own, as long as there are few."""
+        """Return the meter of a topic that has none yet: one of its own, as long as there are few."""
         if len(self.topics) >= TOPICS_MAX:
             topic = OTHER
         return self.topics.setdefault(topic, TopicMeter())

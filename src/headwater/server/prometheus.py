@@ -206,7 +206,7 @@ def _sizes(topics: Iterable[TopicInfo]) -> Iterator[Metric]:
 
 
 def _lags(consumers: list[ConsumerInfo]) -> Metric:
-    """How far each consumer is behind. There may be thousands of partitions, so what is too much is added up."""
+    """Return how far each consumer is behind. There may be thousands of partitions, so what is too much is added up."""
     labels = [(each.name, each.topic, str(each.partition)) for each in consumers]
     if len(labels) > LAGS_MAX:
         labels = [(name, topic, "all") for name, topic, _ in labels]

@@ -82,7 +82,7 @@ RIGHTS: dict[str, Right] = {
 
 
 def action_of(request: str) -> Action:
-    """The action that a request needs which needs one; `request` is the name of a row."""
+    """Return the action that a request needs which needs one; `request` is the name of a row."""
     needed = RIGHTS[request].needed
     assert needed in ACTIONS
     return needed

@@ -60,7 +60,7 @@ class Service:
         self._thawing = self.loop.create_task(self._thaw())
 
     def ignored(self, headers: Mapping[str, str]) -> bool:
-        """Whether a client sent credentials that nobody checks; the log says so the first time."""
+        """Return whether a client sent credentials although authentication is off; logs this once."""
         if not self.ignores_credentials or "authorization" not in headers:
             return False
         if not self._said_ignored:

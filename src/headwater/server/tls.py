@@ -99,7 +99,7 @@ class Certificate:
 
 
 def subject(connection: ssl.SSLObject | ssl.SSLSocket) -> str | None:
-    """The subject of the client's certificate as RFC 4514 writes it, most specific first: `CN=ada,O=Shop`.
+    """Return the subject of the client's certificate as RFC 4514 writes it, most specific first: `CN=ada,O=Shop`.
 
     None if there is none, or it was not verified. The same as `openssl x509 -subject -nameopt RFC2253,-esc_msb` shows.
     """

@@ -71,7 +71,7 @@ class Password(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(cost, salt, _scrypt(typed, salt, cost))
 
     def is_of(self, typed: bytes) -> bool:
-        """Whether this is the password, in a time that does not tell how much of it is right."""
+        """Return whether this is the password, in a time that does not tell how much of it is right."""
         return hmac.compare_digest(_scrypt(typed, self.salt, self.cost), self.hash)
 
 
@@ -83,7 +83,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def new(cls, clock: Clock) -> tuple[str, str, Token]:
-        """A new one: its id, the token itself, which is shown once, and what is kept."""
+        """Return a new one: its id, the token itself, which is shown once, and what is kept."""
         id = clock.random_bytes(4).hex()
         secret = urlsafe_b64encode(clock.random_bytes(32)).decode().rstrip("=")
         text = f"hw_{id}_{secret}"
@@ -132,7 +132,7 @@ class Users:
 
 
 def read(path: Path, disk: Disk, limits: ServerLimits = SERVER_DEFAULTS) -> Users:
-    """The users of a file. Raises NotFound, or Invalid if it is no such file or if others may change it.
+    """Return the users of a file. Raises NotFound, or Invalid if it is not a users file or is writable by others.
 
     Warns if others may read it: they could try passwords on their own machine.
     """
@@ -159,7 +159,7 @@ def read(path: Path, disk: Disk, limits: ServerLimits = SERVER_DEFAULTS) -> User
 
 
 def decode(data: bytes, path: str) -> Users:
-    """The users of a file's bytes; raises Invalid with the code `bad_users_file`."""
+    """Return the users of a file's bytes; raises Invalid with the code `bad_users_file`."""
     try:
         return Users(_decoder.decode(data).users)
     except (msgspec.DecodeError, Invalid) as error:
@@ -169,7 +169,7 @@ def decode(data: bytes, path: str) -> Users:
 
 @contextlib.contextmanager
 def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account]]:
-    """The accounts of a file, empty if it is not there; what they are at the end is written, durably.
+    """Return the accounts of a file, empty if it is not there; what they are at the end is written, durably.
 
     Nothing is written after an error. One process at a time: the lock is on the directory, as the file is replaced.
     """

@@ -40,7 +40,7 @@ class Follower(ABC):
         """Reading failed, for good. Called on the loop."""
 
     def is_busy(self) -> bool:
-        """Whether the loop has something that was posted."""
+        """Return whether the loop has something that was posted."""
         return self._busy
 
     def post(self, loop: asyncio.AbstractEventLoop, what: tuple[Any, ...]) -> None:
@@ -92,7 +92,7 @@ class TailWatch:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread has not ended."""
+        """Return whether its thread has not ended."""
         return self._thread.is_alive()
 
     def join(self) -> None:
@@ -152,7 +152,7 @@ class Watches:
         self._ending: list[TailWatch] = []  # which were told to
 
     def __len__(self) -> int:
-        """How many threads there are."""
+        """Return how many threads there are."""
         return len(set(self._by_topic.values()))
 
     def add(self, follower: Follower) -> None:

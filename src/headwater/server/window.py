@@ -27,7 +27,7 @@ class AckWindow:
 
     @property
     def room(self) -> tuple[int, int]:
-        """How many events and bytes may be sent next; the last event of them may have more than is left."""
+        """Return how many events and bytes may be sent next; the last event of them may have more than is left."""
         return min(CHUNK_EVENTS, self._events_max - self.events), min(CHUNK_BYTES, self._bytes_max - self.bytes)
 
     def add(self, events: Sequence[Event], in_memory: int) -> None:

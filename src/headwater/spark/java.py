@@ -45,7 +45,7 @@ exit "$result"
 
 @functools.cache
 def home() -> Path:
-    """A directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
+    """Return a directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
     java = _java()
     if _is_ours(java):
         return java.parent.parent  # whoever started this process has a session, too
@@ -72,14 +72,14 @@ def home() -> Path:
 
 
 def _without(version: str) -> str:
-    """The arguments to leave out for a version of Java, as a pattern of the shell."""
+    """Return the arguments to leave out for a version of Java, as a pattern of the shell."""
     found = re.search(r'version "(\d+)', version)
     newer = found is not None and int(found[1]) >= 24
     return _MODULE + (f"|{_PACKAGE}" if newer else "")
 
 
 def _java() -> Path:
-    """The Java of JAVA_HOME, of the path, or of the package from PyPI."""
+    """Return the Java of JAVA_HOME, of the path, or of the package from PyPI."""
     own = os.environ.get("JAVA_HOME")
     if own and (Path(own) / "bin" / "java").exists():
         return Path(own) / "bin" / "java"
@@ -94,6 +94,6 @@ def _java() -> Path:
 
 
 def _is_ours(java: Path) -> bool:
-    """Whether it is the script already, which must not start itself."""
+    """Return whether it is the script already, which must not start itself."""
     with java.open("rb") as file:
         return file.read(len(_HEAD)) == _HEAD.encode()

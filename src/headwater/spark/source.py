@@ -81,7 +81,7 @@ class FilteringReader(BatchReader):
 
 
 def _pushes_filters() -> bool:
-    """Whether this is the process that Spark pushes filters down in, for which it must be set to do so.
+    """Return whether this is the process that Spark pushes filters down in, for which it must be set to do so.
 
     Everywhere else, a reader that could take filters is refused, as a reminder of that setting: even if there are none.
     """

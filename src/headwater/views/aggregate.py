@@ -49,12 +49,12 @@ class Aggregate:
 
     @property
     def id(self) -> str:
-        """The key of its events."""
+        """Return the key of its events."""
         return self._id
 
     @property
     def version(self) -> int | None:
-        """The offset of the last event that was loaded or saved; None if there is none."""
+        """Return the offset of the last event that was loaded or saved; None if there is none."""
         return self._version
 
     @property
@@ -121,7 +121,7 @@ class Repository(Generic[A]):
         self._partitions: int | None = None
 
     def load(self, id: str) -> A:
-        """The aggregate as its events make it; a new one, without a version, if the key has none.
+        """Return the aggregate as its events make it; a new one, without a version, if the key has none.
 
         It has all events that were there when this was called. Raises what applying an event raises.
         """
@@ -213,7 +213,7 @@ class Repository(Generic[A]):
         return aggregate
 
     def _read(self, id: str, start: Any) -> Iterator[Event]:
-        """The events of a key in the one partition that its versions are of."""
+        """Return the events of a key in the one partition that its versions are of."""
         if self._partitions is None:
             self._partitions = len(self._hw.describe(self._topic).partitions)
         partition = partition_of(id.encode(), self._partitions)
@@ -221,7 +221,7 @@ class Repository(Generic[A]):
 
 
 def snapshot_fold(cls: type[Aggregate]) -> Callable[[dict[str, Any] | None, Event], dict[str, Any]]:
-    """The fold of a projection that keeps the state of each aggregate."""
+    """Return the fold of a projection that keeps the state of each aggregate."""
 
     def fold(doc: dict[str, Any] | None, event: Event) -> dict[str, Any]:
         aggregate = cls((event.key or b"").decode())
@@ -245,7 +245,7 @@ def _is(event: Event | None, offset: int, id: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _method_of(type: str) -> str:
-    """The name of the method for a type: what cannot stand in a name becomes an underscore."""
+    """Return the name of the method for a type: what cannot stand in a name becomes an underscore."""
     return "apply_" + "".join(letter if letter.isalnum() else "_" for letter in type)
 
 

@@ -43,7 +43,7 @@ class Projection(msgspec.Struct, frozen=True):
 
     @property
     def consumer(self) -> str:
-        """The name under which its partitions are leased."""
+        """Return the name under which its partitions are leased."""
         return f"projection.{self.name}"
 
     @property
@@ -66,7 +66,7 @@ class Function(msgspec.Struct, frozen=True):
 
     @property
     def consumer(self) -> str:
-        """The name under which its place is kept, and its partitions are leased."""
+        """Return the name under which its place is kept, and its partitions are leased."""
         return f"function.{self.name}"
 
 
@@ -259,7 +259,7 @@ class App:
         return query.ask(views, **arguments)
 
     def of_binder(self, binder: str) -> list[Projection]:
-        """The projections that fill a binder; raises NotFound if there are none."""
+        """Return the projections that fill a binder; raises NotFound if there are none."""
         found = [each for each in self.projections.values() if each.binder == binder]
         if not found:
             raise NotFound(

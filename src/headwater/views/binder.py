@@ -41,7 +41,7 @@ class LocalBinder:
         self._pool = Pool(hw, files, name)  # raises for a bad name
 
     def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
-        """A document; None if there is none."""
+        """Return a document; None if there is none."""
         if id.__class__ is not str:
             id = _checked_id(id)
         reader = self._pool.take() if at_least is None else self._passed(at_least, timeout)
@@ -66,7 +66,7 @@ class LocalBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> FoundDocuments:
-        """The documents that match, as they are at this moment; each is read when it is asked for.
+        """Return the documents that match, as they are at this moment; each is read when it is asked for.
 
         By id, unless `sort` says otherwise: a path, with `-` before it for descending order, or a list of those.
         `fields` lists the only paths that are wanted. Close the iterator if you do not read it to its end. Raises
@@ -102,7 +102,7 @@ class LocalBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> int:
-        """How many documents match."""
+        """Return how many documents match."""
         asked = query(match)
         with self._reading(at_least, timeout) as reader:
             return finding.count(reader.connection, asked)
@@ -115,7 +115,7 @@ class LocalBinder:
         skip: int = 0,
         limit: int | None = None,
     ) -> str:
-        """How `find` goes about it, in a line: the index, or a scan; and the plan of SQLite."""
+        """Return how `find` goes about it, in a line: the index, or a scan; and the plan of SQLite."""
         asked = query(match, sort, skip, limit)
         with self._reading() as reader:
             return finding.explain(reader.connection, asked)
@@ -131,7 +131,7 @@ class LocalBinder:
         return DocumentChanges(self._hw, self._pool, after, timeout)
 
     def place(self) -> str:
-        """The place behind everything that is there now: `follow(after=place)` gives what has come since."""
+        """Return the place behind everything that is there now: `follow(after=place)` gives what has come since."""
         with self._reading() as reader:
             return str(latest(reader))
 
@@ -168,7 +168,7 @@ class LocalBinder:
 
     @contextlib.contextmanager
     def _reading(self, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Iterator[BinderReader]:
-        """A connection in a transaction."""
+        """Return a connection in a transaction."""
         reader = self._begun(at_least, timeout)
         with self._giving_back_on_error(reader):
             yield reader
@@ -193,7 +193,7 @@ class LocalBinder:
             raise
 
     def _passed(self, at_least: AtLeast, timeout: float) -> BinderReader:
-        """A connection in a transaction that sees everything up to what was asked for."""
+        """Return a connection in a transaction that sees everything up to what was asked for."""
         wanted = passing.wanted(at_least)
         _check_timeout(timeout)
         deadline = self._hw.directory.clock.monotonic() + timeout

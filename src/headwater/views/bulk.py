@@ -33,7 +33,7 @@ class ProjectionRange(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many there are at most: not all may be of the projection's type."""
+        """Return how many there are at most: not all may be of the projection's type."""
         return sum(self.ends) - sum(self.starts)
 
 

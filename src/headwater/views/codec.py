@@ -11,7 +11,7 @@ from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """A document that was stored, an object of its own; raises Corrupt if it is none."""
+    """Return a document that was stored, an object of its own; raises Corrupt if it is none."""
     found = codec()
     try:
         return found.decode(data, found.options)
@@ -21,7 +21,7 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def encode(document: Any) -> bytes:
-    """A document as it is stored; raises TypeError or what BSON raises for one that is none, and TooLarge."""
+    """Return a document as it is stored; raises TypeError or what BSON raises for one that is none, and TooLarge."""
     found = codec()
     data = found.encode(document, False, found.encoding)
     if len(data) > DOCUMENT_BYTES_MAX:
@@ -30,12 +30,12 @@ def encode(document: Any) -> bytes:
 
 
 def too_large(data: bytes) -> TooLarge:
-    """A document above the limit."""
+    """Return the error for a document above the limit."""
     return TooLarge(f"the document has {len(data)} bytes", limit="document_bytes_max", maximum=DOCUMENT_BYTES_MAX)
 
 
 def document_id(key: Any) -> str | None:
-    """The id of a document, from a key of whatever kind; None stands for no document. Raises Invalid."""
+    """Return the id of a document, from a key of whatever kind; None stands for no document. Raises Invalid."""
     if key.__class__ is str:
         id = key
     elif key is None:

@@ -22,7 +22,7 @@ class Views:
         self._hw = hw
 
     def binder(self, name: str) -> Binder:
-        """The documents of a binder; reading it raises NotFound while no projection has made it."""
+        """Return the documents of a binder; reading it raises NotFound while no projection has made it."""
         return self._hw.binder(name)
 
     def read(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[Event]:
@@ -30,7 +30,7 @@ class Views:
         return self._hw.read(topic, **options)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
-        """The offset of the key's last event; None if there is none."""
+        """Return the offset of the key's last event; None if there is none."""
         return self._hw.version(topic, key, partition=partition)
 
 

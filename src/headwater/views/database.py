@@ -154,7 +154,7 @@ def attached(connection: sqlite3.Connection, paths: Sequence[Path]) -> Iterator[
 
 
 def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    """A connection to the file with the counts of functions, whose commits do not wait for the disk.
+    """Return a connection to the file with the counts of functions, whose commits do not wait for the disk.
 
     Made if it is not there, with `create`; else raises NotFound. Whoever has it open is never waited for for long.
     """
@@ -193,7 +193,7 @@ def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connectio
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection, give_up: Callable[[], bool] | None = None) -> Iterator[sqlite3.Connection]:
-    """A transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well.
+    """Return a transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well.
 
     It waits for others that write; with `give_up`, that is asked now and then whether to go on waiting.
     """
@@ -225,13 +225,13 @@ def _begin(connection: sqlite3.Connection, give_up: Callable[[], bool]) -> None:
 
 
 def busy(error: sqlite3.Error) -> bool:
-    """Whether others kept the file locked for too long."""
+    """Return whether others kept the file locked for too long."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 @contextlib.contextmanager
 def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A transaction that reads: all of it sees the same state."""
+    """Return a transaction that reads: all of it sees the same state."""
     connection.execute("BEGIN")
     try:
         yield connection
@@ -267,17 +267,17 @@ def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> He
 
 
 def quoted(name: str) -> str:
-    """A name as SQLite takes any."""
+    """Return a name as SQLite takes any."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def column(path: str) -> str:
-    """The column of `documents` that has what an index sorts by."""
+    """Return the column of `documents` that has what an index sorts by."""
     return quoted(f"field {_apart(path)}")
 
 
 def index(path: str) -> str:
-    """The name of the index over that column."""
+    """Return the name of the index over that column."""
     return quoted(f"index of {_apart(path)}")
 
 
@@ -287,7 +287,7 @@ def _apart(path: str) -> str:
 
 
 def indexes(connection: sqlite3.Connection) -> list[str]:
-    """The paths of the fields that have an index, sorted."""
+    """Return the paths of the fields that have an index, sorted."""
     return [path for (path,) in connection.execute("SELECT path FROM indexes ORDER BY path")]
 
 

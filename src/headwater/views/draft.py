@@ -66,7 +66,7 @@ class Draft:
             self._all = self._connection.execute("SELECT 1 FROM documents LIMIT 1").fetchone() is None
 
     def full(self) -> bool:
-        """Whether so much is remembered that it should be written, and forgotten at the next `begin`.
+        """Return whether so much is remembered that it should be written, and forgotten at the next `begin`.
 
         What was replaced counts too, until all is counted anew.
         """
@@ -114,7 +114,7 @@ class Draft:
             self._bytes += len(data)
 
     def get(self, id: str) -> dict[str, Any] | None:
-        """A document as it is now, an object of its own; None if there is none."""
+        """Return a document as it is now, an object of its own; None if there is none."""
         if id not in self._data:
             self.load((id,))
         data = self._data[id]

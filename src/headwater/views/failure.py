@@ -16,7 +16,7 @@ _decode_error = msgspec.json.Decoder(ViewError)
 
 
 def describe(event: Event, error: object) -> ViewError:
-    """An error of the user's code, with the event that it was called for."""
+    """Return an error of the user's code, with the event that it was called for."""
     trace = ""
     if isinstance(error, BaseException):
         frames = traceback.extract_tb(error.__traceback__)[1:]  # without the call here

@@ -41,12 +41,12 @@ class Files:
         return cls(directory.path, directory.disk, directory.clock, store.limits.lock_wait_s)
 
     def names(self) -> list[str]:
-        """The names of all binders, sorted."""
+        """Return the names of all binders, sorted."""
         found = (name.removesuffix(SUFFIX) for name in self._disk.names(self.path) if name.endswith(SUFFIX))
         return sorted(unquote(stem) for stem in found if "." not in stem)
 
     def link(self, name: str) -> Path:
-        """The path under which a binder's file is always found."""
+        """Return the path under which a binder's file is always found."""
         if not name:
             raise Invalid("a binder needs a name", hint="as in hw.binder('baskets')")
         encoded = names.utf8(name, "a binder's name")
@@ -59,7 +59,7 @@ class Files:
         return self.path / f"{_escaped(name)}{SUFFIX}"
 
     def current(self, name: str) -> Path:
-        """The file that is read now; raises NotFound if there is no such binder."""
+        """Return the file that is read now; raises NotFound if there is no such binder."""
         link = self.link(name)
         try:
             before = None
@@ -76,7 +76,7 @@ class Files:
         )
 
     def ensure(self, name: str) -> Path:
-        """The file that is read now; made, empty and durable, if there is no such binder."""
+        """Return the file that is read now; made, empty and durable, if there is no such binder."""
         with contextlib.suppress(NotFound):
             return self.current(name)
         with self.building(name) as file:
@@ -103,7 +103,7 @@ class Files:
                 self._sweep(name)
 
     def is_building(self, name: str) -> bool:
-        """Whether another process, or another thread, builds a new file now. Nobody waits for the answer."""
+        """Return whether another process, or another thread, builds a new file now. Nobody waits for the answer."""
         try:
             fd = self._disk.open_write(self._lock(name))
         except OSError:
@@ -133,7 +133,7 @@ class Files:
             self._sweep(name)
 
     def bytes(self, file: Path) -> int:
-        """The bytes of a file and of what SQLite keeps beside it."""
+        """Return the bytes of a file and of what SQLite keeps beside it."""
         return sum(self._disk.file_size(file.with_name(file.name + companion)) for companion in COMPANIONS)
 
     def _lock(self, name: str) -> Path:
@@ -174,10 +174,10 @@ def _read_only(path: Path, error: OSError) -> Unavailable:
 
 
 def generation(file: str) -> str:
-    """Which of the files that a binder has had this is, from its name."""
+    """Return which of the files that a binder has had this is, from its name."""
     return file.split(".")[-2]
 
 
 def _escaped(name: str) -> str:
-    """A file's name without dots, which part the generation from the name."""
+    """Return a file's name without dots, which part the generation from the name."""
     return names.directory_of(name).replace(".", "%2E")

@@ -98,7 +98,7 @@ def _put(
 
 @contextlib.contextmanager
 def _current(files: Files, binder: str) -> Iterator[tuple[Path, sqlite3.Connection] | None]:
-    """The file that is read now, if there is one that can be."""
+    """Return the file that is read now, if there is one that can be."""
     try:
         file = files.current(binder)
         connection = database.connect(file)
@@ -148,7 +148,7 @@ def _upsert(connection: sqlite3.Connection, batch: PipelineBatch, documents: Enc
 
 
 def _chunks(documents: Encoded) -> Iterator[list[tuple[str, bytes]]]:
-    """The documents, some thousand at a time. Raises Invalid if an id is in one of these twice."""
+    """Yield the documents, some thousand at a time. Raises Invalid if an id is in one of these twice."""
     left = iter(documents)
     while chunk := list(itertools.islice(left, CHUNK)):
         ids = Counter(id for id, _ in chunk)
@@ -165,7 +165,7 @@ def _keys(data: bytes, indexes: Sequence[str]) -> tuple[object, ...]:
 
 
 def _reached(connection: sqlite3.Connection, batch: PipelineBatch) -> int | None:
-    """The last batch of this run that the file has; None if it has none."""
+    """Return the last batch of this run that the file has; None if it has none."""
     return dict(_filled_by(connection)).get((batch.pipeline, batch.run))
 
 

@@ -119,7 +119,7 @@ class Results(DocumentReader[StoredDocument]):
 
 
 def make_plan(connection: sqlite3.Connection, query: DocumentMatch) -> QueryPlan:
-    """How a query is answered best, inside of a transaction."""
+    """Return how a query is answered best, inside of a transaction."""
 
     def visited(plan: QueryPlan, most: int) -> int:
         found = 0
@@ -138,7 +138,7 @@ def make_plan(connection: sqlite3.Connection, query: DocumentMatch) -> QueryPlan
 
 
 def explain(connection: sqlite3.Connection, query: DocumentMatch) -> str:
-    """A plan in words, and what SQLite makes of it, in a line."""
+    """Return a plan in words, and what SQLite makes of it, in a line."""
     plan = make_plan(connection, query)
     statement, keys = next(plan.statements("id, version, data"))
     steps = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {statement}", keys)]
@@ -146,7 +146,7 @@ def explain(connection: sqlite3.Connection, query: DocumentMatch) -> str:
 
 
 def count(connection: sqlite3.Connection, query: DocumentMatch) -> int:
-    """How many documents match, inside of a transaction."""
+    """Return how many documents match, inside of a transaction."""
     if query.matcher is None:
         return int(connection.execute("SELECT count(*) FROM documents").fetchone()[0])
     plan = make_plan(connection, query)
@@ -202,7 +202,7 @@ def _keys_in_order(matching: Iterator[_Entry], query: DocumentMatch) -> list[_En
 def _rows(
     connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch, over: Callable[[], bool]
 ) -> array[int]:
-    """The rows of the documents that are wanted, in their order."""
+    """Return the rows of the documents that are wanted, in their order."""
     found = _matching(connection, plan, query, "row, id, data", over=over)
     wanted = islice(found, query.skip, query.wanted) if plan.ordered else _keys_in_order(found, query)
     return array("q", (row for row, *_ in wanted))
@@ -211,7 +211,7 @@ def _rows(
 def _stored(
     connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch
 ) -> Generator[StoredDocument, None, None]:
-    """All documents in the order of a plan."""
+    """Yield all documents in the order of a plan."""
     limit = -1 if query.limit is None else query.limit
     for statement, keys in plan.statements("id, version, data"):
         with closing(connection.execute(f"{statement} LIMIT ? OFFSET ?", (*keys, limit, query.skip))) as rows:
@@ -220,7 +220,7 @@ def _stored(
 
 
 def _stored_in(connection: sqlite3.Connection, rows: array[int]) -> Generator[StoredDocument, None, None]:
-    """The documents in these rows."""
+    """Yield the documents in these rows."""
     for row in rows:
         yield StoredDocument(*connection.execute(_ONE, (row,)).fetchone())
 

@@ -101,7 +101,7 @@ class DocumentFold:
 
     @property
     def full(self) -> bool:
-        """Whether so much is changed and remembered that it should be written."""
+        """Return whether so much is changed and remembered that it should be written."""
         return self._draft.full()
 
     def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:

@@ -80,7 +80,7 @@ class ChangePosition(NamedTuple):
 
 
 def latest(reader: BinderReader) -> ChangePosition:
-    """The place behind everything that is there now."""
+    """Return the place behind everything that is there now."""
     _, last = reader.connection.execute(_NUMBERS).fetchone()
     return ChangePosition(reader.generation, last or 0)
 
@@ -219,7 +219,7 @@ class DocumentChanges(Iterator[Change]):
             self._place = self._place._replace(listing=False, id=None)
 
     def _gather(self, connection: sqlite3.Connection) -> bool:
-        """Which documents have changed in the commits behind the place; False if there are none."""
+        """Return which documents have changed in the commits behind the place; False if there are none."""
         ids: dict[str, None] = {}
         rows = connection.execute(_COMMITS, (self._place.number, GROUP_COMMITS))
         for number, text in rows:

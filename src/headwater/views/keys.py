@@ -40,7 +40,7 @@ _BIAS = 2**63
 
 
 def index_key(document: dict[str, Any], path: str) -> Key:
-    """The key of a document under a path; None if there is nothing, or null."""
+    """Return the key of a document under a path; None if there is nothing, or null."""
     value: Any = document
     for part in _parts(path):
         if isinstance(value, dict):
@@ -51,7 +51,7 @@ def index_key(document: dict[str, Any], path: str) -> Key:
 
 
 def key_of(value: Any) -> Key:
-    """The key of a value."""
+    """Return the key of a value."""
     key: Key = value
     cls = value.__class__
     if value is None or cls is str or (cls is int and _INT_MIN <= value <= _INT_MAX):
@@ -65,7 +65,7 @@ def key_of(value: Any) -> Key:
 
 
 def bounds_of(value: Any) -> Bounds:
-    """A range of keys, both ends included, that holds those of all values which compare with this one."""
+    """Return a range of keys, both ends included, that holds those of all values which compare with this one."""
     key = key_of(value)
     if isinstance(key, str):
         return "", b""  # a blob without bytes is behind all text, and no key
@@ -85,7 +85,7 @@ def order_of(key: Key) -> tuple[int, Any]:
 
 
 def checked_path(path: Any, purpose: str) -> str:
-    """The path of a field as a user gave it; raises Invalid."""
+    """Return the path of a field as a user gave it; raises Invalid."""
     if not isinstance(path, str):
         raise Invalid(f"{purpose} takes the path of a field, not {type(path).__name__}", hint="as in 'by.name'")
     parts = path.split(".")

@@ -43,7 +43,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def from_text(name: str, path: Path) -> ModuleType:
-    """The module that a file says now, under a name that it then has. This runs the user's code."""
+    """Return the module that a file says now, under a name that it then has. This runs the user's code."""
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
     assert spec is not None
     assert spec.loader is not None

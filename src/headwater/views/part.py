@@ -17,7 +17,7 @@ class ViewWorker(Protocol):
         """End `run`, soon; from any thread."""
 
     def settled(self) -> bool:
-        """Whether it has handled everything that is there now, durably; from any thread.
+        """Return whether it has handled everything that is there now, durably; from any thread.
 
         Raises Unavailable if it cannot go on.
         """

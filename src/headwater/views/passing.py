@@ -95,7 +95,7 @@ def _places(at_least: Any) -> Iterator[tuple[str, int, int]]:
 
 
 def _only_topic(hw: Store, rows: Sequence[registry.Row], name: str) -> str:
-    """The topic that an offset alone is of."""
+    """Return the topic that an offset alone is of."""
     topics = {row.topic for row in rows}
     if len(topics) > 1:
         raise Invalid(f"binder {name!r} is filled from {len(topics)} topics: an offset alone is ambiguous", hint=HINT)

@@ -81,7 +81,7 @@ def declared(
     options: Mapping[str, Any] | None,
     version: int,
 ) -> Pipeline:
-    """A pipeline as it is written. Raises Invalid for what cannot be, with the name of the pipeline."""
+    """Return a pipeline as it is written. Raises Invalid for what cannot be, with the name of the pipeline."""
     try:
         _check_topics(topics)
         target = _target(to)
@@ -154,7 +154,7 @@ def _check_signature(compute: Callable[..., Any], topics: Sequence[str]) -> None
 
 
 def _schemas(schema: Schema, topics: Sequence[str]) -> dict[str, str]:
-    """The fields that are wanted of each topic, as Spark writes columns."""
+    """Return the fields that are wanted of each topic, as Spark writes columns."""
     found: dict[str, Any] = dict.fromkeys(topics, schema) if isinstance(schema, str) else dict(schema or {})
     for topic, columns in found.items():
         if topic not in topics:

@@ -87,7 +87,7 @@ class Count(NamedTuple):
 def choose(
     node: Node | None, sort: Sequence[tuple[str, bool]], wanted: int | None, indexes: Iterable[str], count: Count
 ) -> QueryPlan:
-    """The plan for a match, a sort of paths that are descending or not, and how many documents are wanted."""
+    """Return the plan for a match, a sort of paths that are descending or not, and how many documents are wanted."""
     known = set(indexes)
     found = [] if node is None else _candidates(node, known)
     ordered = _in_order(sort, found, known)
@@ -123,7 +123,7 @@ class _Candidates(NamedTuple):
 
 
 def _in_order(sort: Sequence[tuple[str, bool]], found: Sequence[_Candidates], known: set[str]) -> QueryPlan | None:
-    """The plan by which documents come in the wanted order; None if there is none."""
+    """Return the plan by which documents come in the wanted order; None if there is none."""
     if not sort:
         return QueryPlan(None, None, ordered=True)
     (path, descending), *more = sort
@@ -157,7 +157,7 @@ def _narrowings(node: Node, known: set[str]) -> Iterator[tuple[str, list[Range]]
 
 
 def _ranges(operator: str, operand: Any) -> list[Range] | None:
-    """Where the keys of values are for which an operator holds, arrays aside; None if anywhere."""
+    """Return where the keys of values are for which an operator holds, arrays aside; None if anywhere."""
     if operator in ("$eq", "$in"):
         keys = {key_of(value) for value in ((operand,) if operator == "$eq" else operand)}
         return [Range(key, key) for key in keys if key != ARRAY and _is_stored(key)]

@@ -43,7 +43,7 @@ class BinderReader:
             self.connection.execute("ROLLBACK")
 
     def version(self) -> int:
-        """A number that is another one when somebody else has committed."""
+        """Return a number that changes when another connection has committed."""
         (found,) = self.connection.execute("PRAGMA data_version").fetchone()
         return int(found)
 
@@ -62,7 +62,7 @@ class Pool:
         self._closed = threading.Event()
 
     def file(self) -> str:
-        """The name of the file that is read now; raises NotFound if there is no such binder."""
+        """Return the name of the file that is read now; raises NotFound if there is no such binder."""
         try:
             return self._readlink(self._link)
         except OSError:

@@ -96,7 +96,7 @@ class Projector:
             consumer.wake()
 
     def settled(self) -> bool:
-        """Whether all that is in the topic now is folded, by whomever; raises Unavailable if it cannot be."""
+        """Return whether all present events of the topic are folded, by any process; raises Unavailable if it cannot be."""
         trouble = self._trouble
         if trouble is not None:
             raise Unavailable(f"projection {self.name!r} cannot continue: {trouble.message}", hint=trouble.hint)
@@ -123,7 +123,7 @@ class Projector:
     # For the consumer: where its cursors are kept
 
     def cursor(self, partition: int) -> int:
-        """Where to read on in a partition that was just taken."""
+        """Return where to read on in a partition that was just taken."""
         next = registry.cursors(self._connection, self.name)[partition]
         next = max(next, self._reached.get(partition, 0))  # it was lost and taken again in the midst of a transaction
         end = registry.topic_of(self._hw, self._projection.topic).ends[partition]
@@ -303,7 +303,7 @@ class Projector:
             raise Fenced(f"another process has folded for projection {self.name!r}", hint="the binder is read again")
 
     def _stays(self) -> bool:
-        """Whether this is still the file that is read, of a projection that is to run."""
+        """Return whether this is still the file that is read, of a projection that is to run."""
         try:
             current = self._files.current(self._projection.binder)
         except NotFound:

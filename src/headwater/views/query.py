@@ -29,7 +29,7 @@ class DocumentMatch(NamedTuple):
 
     @property
     def wanted(self) -> int | None:
-        """How many documents of the sorted ones are needed; None means all."""
+        """Return how many documents of the sorted ones are needed; None means all."""
         return None if self.limit is None else self.skip + self.limit
 
 

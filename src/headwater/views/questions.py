@@ -74,7 +74,7 @@ _KINDS: dict[str, type[HeadwaterError]] = {
 
 
 def framed(message: Message | QueryCall) -> bytes:
-    """A message behind its length; raises TooLarge."""
+    """Return a message behind its length; raises TooLarge."""
     data = _encode(message)
     if len(data) > MESSAGE_BYTES_MAX:
         raise TooLarge(f"a message has {len(data)} bytes", limit="answer_bytes_max", maximum=ANSWER_BYTES_MAX)
@@ -82,7 +82,7 @@ def framed(message: Message | QueryCall) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """The length of the message that follows; raises Invalid if it cannot be one of ours."""
+    """Return the length of the message that follows; raises Invalid if it cannot be one of ours."""
     (length,) = LENGTH.unpack(head)
     if length > MESSAGE_BYTES_MAX:
         raise Invalid(f"invalid message length: {length} bytes", code="bad_message")
@@ -107,13 +107,13 @@ def question_of(data: bytes) -> QueryCall:
 
 
 def told(error: HeadwaterError) -> WireError:
-    """An error, to be sent."""
+    """Return an error, to be sent."""
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "")
     return WireError(kind, error.code, error.message, error.hint, error.facts)
 
 
 def raised(told: WireError) -> HeadwaterError:
-    """An error that was sent, as it was raised."""
+    """Return an error that was sent, as it was raised."""
     kind = _KINDS.get(told.kind, HeadwaterError)
     facts = {name: fact for name, fact in told.facts.items() if name not in ("message", "hint", "code")}
     return kind(told.message, hint=told.hint, code=told.code, **facts)

@@ -108,7 +108,7 @@ def rebuild(
 
 
 def _old(files: Files, name: str, stack: contextlib.ExitStack) -> sqlite3.Connection | None:
-    """The file that is read now, if there is one that can be."""
+    """Return the file that is read now, if there is one that can be."""
     try:
         return stack.enter_context(contextlib.closing(database.connect(files.current(name))))
     except (NotFound, Corrupt):
@@ -207,7 +207,7 @@ class _Build:
                 database.create_index(self._connection, path)
 
     def left(self) -> int:
-        """How many events are still to be looked at."""
+        """Return how many events are still to be looked at."""
         return sum(
             max(0, end - next)
             for projection in self._known()

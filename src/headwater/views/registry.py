@@ -48,7 +48,7 @@ def topic_of(hw: Store, topic: str) -> TopicBounds:
 
 
 def rows(connection: sqlite3.Connection) -> list[Row]:
-    """All projections of a binder, by name."""
+    """Return all projections of a binder, by name."""
     found = connection.execute(
         "SELECT name, topic, topic_uuid, version, state, folded, skipped, missed, errors, rate, changed_ms, error"
         " FROM projections ORDER BY name"
@@ -61,12 +61,12 @@ def _row(*values: Any) -> Row:
 
 
 def find(connection: sqlite3.Connection, name: str) -> Row | None:
-    """One of them."""
+    """Return one of them."""
     return next((row for row in rows(connection) if row.name == name), None)
 
 
 def cursors(connection: sqlite3.Connection, name: str) -> dict[int, int]:
-    """The next offset of each partition."""
+    """Return the next offset of each partition."""
     found = connection.execute("SELECT partition, next FROM cursors WHERE projection = ? ORDER BY partition", (name,))
     return dict(found.fetchall())
 
@@ -79,7 +79,7 @@ def enter(
     *,
     retry: bool,
 ) -> Row:
-    """The projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again.
+    """Return the projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again.
 
     Raises Invalid if it is new, and others fill the binder already that are not among those of this application.
     """

@@ -54,7 +54,7 @@ class RemoteBinder:
         self._transport = transport
 
     def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
-        """A document; None if there is none."""
+        """Return a document; None if there is none."""
         headers = {"Accept": JSON}
 
         def ask(query: Mapping[str, Any]) -> Document | None:
@@ -79,7 +79,7 @@ class RemoteBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> RemoteDocuments:
-        """The documents that match, as they were at one moment."""
+        """Return the documents that match, as they were at one moment."""
         asked = {
             "match": match or {},
             "sort": _sorting(sort),
@@ -101,7 +101,7 @@ class RemoteBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> int:
-        """How many documents match."""
+        """Return how many documents match."""
 
         def ask(query: Mapping[str, Any]) -> int:
             found: int = self._query({"match": match or {}, "count": True}, query)["count"]
@@ -110,7 +110,7 @@ class RemoteBinder:
         return _until_passed(ask, at_least, timeout)
 
     def explain(self, match: Mapping[str, Any] | None = None, *, sort: str | Sequence[str] = ()) -> str:
-        """How `find` goes about it, in a line."""
+        """Return how `find` goes about it, in a line."""
         plan: str = self._query({"match": match or {}, "sort": _sorting(sort), "explain": True}, {})["plan"]
         return plan
 
@@ -143,7 +143,7 @@ class _ChangeLines:
         self._lines: deque[bytes] = deque()
 
     def next(self, wait_s: float | None) -> bytes | None:
-        """The next line; None if none came in so many seconds. Raises EOFError at the end, Broken."""
+        """Return the next line; None if none came in so many seconds. Raises EOFError at the end, Broken."""
         if not self._lines:
             pieces = self._stream.more(wait_s)
             if pieces is None:
@@ -247,7 +247,7 @@ class RemoteChanges(Iterator[Change]):
 
     @property
     def place(self) -> str:
-        """Where to go on after the last change that was given; empty before the server has told it."""
+        """Return where to go on after the last change that was given; empty before the server has told it."""
         return self._after or ""
 
     def stop(self) -> None:

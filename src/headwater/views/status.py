@@ -32,7 +32,7 @@ class _ProjectionRow(NamedTuple):
 
 
 def views(hw: Store) -> list[ViewInfo]:
-    """All projections, by binder and name, and all functions; empty if there are none.
+    """Return all projections, by binder and name, and all functions; empty if there are none.
 
     A binder that cannot be read is told as one of state `unreadable`, with its own name and the reason.
     """
@@ -40,7 +40,7 @@ def views(hw: Store) -> list[ViewInfo]:
 
 
 def functions(hw: Store) -> list[ViewInfo]:
-    """All functions that have run here, by name."""
+    """Return all functions that have run here, by name."""
     try:
         return tally.function_infos(hw)
     except HeadwaterError as error:
@@ -48,7 +48,7 @@ def functions(hw: Store) -> list[ViewInfo]:
 
 
 def projections(hw: Store) -> list[ViewInfo]:
-    """All projections that binders know of."""
+    """Return all projections that binders know of."""
     files, topics = Files.of(hw), _Topics(hw)
     found: list[ViewInfo] = []
     for binder in files.names():
@@ -66,7 +66,7 @@ def projections(hw: Store) -> list[ViewInfo]:
 
 
 def quarantined(hw: Store, projection: str) -> list[ViewError]:
-    """The events that a projection has passed over, by partition and offset; empty if there are none.
+    """Return the events that a projection has passed over, by partition and offset; empty if there are none.
 
     Raises NotFound if no binder knows such a projection.
     """
@@ -107,7 +107,7 @@ class _Topics:
         self._found: dict[str, tuple[TopicBounds | None, dict[tuple[str, int], str]]] = {}
 
     def find(self, name: str) -> tuple[TopicBounds | None, dict[tuple[str, int], str]]:
-        """The topic, and the owners of its partitions by consumer and partition."""
+        """Return the topic, and the owners of its partitions by consumer and partition."""
         if name not in self._found:
             topic, owners = None, {}
             with contextlib.suppress(HeadwaterError):
@@ -119,7 +119,7 @@ class _Topics:
 
 @contextlib.contextmanager
 def _reading(files: Files, binder: str) -> Iterator[sqlite3.Connection]:
-    """A look into a binder's file, at one moment."""
+    """Return a look into a binder's file, at one moment."""
     file = files.current(binder)
     with (
         database.translated(file),
@@ -138,7 +138,7 @@ def _known(connection: sqlite3.Connection) -> list[_ProjectionRow]:
 
 
 def _binders_of(files: Files, projection: str) -> list[str]:
-    """The binders that know a projection. One that cannot be read raises only if no other knows it."""
+    """Return the binders that know a projection. One that cannot be read raises only if no other knows it."""
     found, trouble = [], None
     for binder in files.names():
         try:

@@ -107,7 +107,7 @@ class FunctionTally:
 
 
 def function_infos(hw: Store) -> list[ViewInfo]:
-    """All functions that have run here, by name; empty if there are none.
+    """Return all functions that have run here, by name; empty if there are none.
 
     One whose consumer was forgotten is left out.
     """

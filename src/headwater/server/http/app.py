@@ -39,7 +39,7 @@ class HttpApplication:
     # Everything
 
     async def answer(self, request: Request) -> Response:
-        """The answer to a request, whatever becomes of it."""
+        """Return the answer to a request, whatever becomes of it."""
         begun = perf_counter()
         request.budget = self._budget
         headers = self._cors(request) + (UNCHECKED if self.service.ignored(request.headers) else ())
@@ -92,7 +92,7 @@ class HttpApplication:
         return await self.service.blocking(access.check, request.headers, request.client)
 
     def failure(self, error: BaseException, headers: Headers = ()) -> Response:
-        """The answer that tells of an error."""
+        """Return the answer that tells of an error."""
         if not isinstance(error, HeadwaterError):
             return _failed(error)
         self.service.metrics.failed(error.code)
@@ -172,7 +172,7 @@ class HttpApplication:
         )
 
     def host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
-        """Whether the name that was asked for is ours; remembered for the connection."""
+        """Return whether the name that was asked for is ours; remembered for the connection."""
         if not self._check_host:
             return True
         host = headers.get("host", "")
@@ -186,7 +186,7 @@ class HttpApplication:
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a `Host` header names this machine as nobody else's name server could."""
+    """Return whether a `Host` header names this machine in a way that no foreign name server could."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     if name in ("", "localhost") or name.endswith(".localhost"):

@@ -162,7 +162,7 @@ async def append_parsed(service: Service, topic: str, parsed: ParsedEvents, opti
 
 
 def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
-    """The columns of events, with the type, key and meta that the request names for those that have none."""
+    """Return the columns of events, with the type, key and meta that the request names for those that have none."""
     columns = dict(parsed.columns)
     for kind, value in ((TYPE, options.get("type", "").encode()), (KEY, options.get("key"))):
         if value and columns.get(kind) is None:
@@ -174,7 +174,7 @@ def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits)
 
 
 async def _nothing(service: Service, topic: str, options: dict[str, Any]) -> Response:
-    """The answer to a body without events."""
+    """Return the answer to a body without events."""
     await service.blocking(service.store.describe, topic)  # NotFound, if there is none
     return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
 
@@ -246,13 +246,13 @@ async def _huge(service: Service, request: Request, content: Content, options: d
 
 
 def _appended(service: Service, request: Request, log: Log, rows: Rows, size: int) -> Response:
-    """The answer to one event that was written to a file of its own."""
+    """Return the answer to one event that was written to a file of its own."""
     service.metrics.appended(request.name, 1, size)
     return Response(200, (("content-type", JSON), *place_of(log, rows)), b"%d" % rows.offset)
 
 
 def told(refs: Refs, group: list[PendingAppend]) -> dict[str, Any]:
-    """Where several events are, as JSON has it."""
+    """Return where several events are, as JSON has it."""
     runs: list[dict[str, Any]] = [
         {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
         for run in refs.runs
@@ -291,7 +291,7 @@ def check_content(data: bytes, content: Content) -> None:
 
 
 def place_of(log: Log, rows: Rows) -> tuple[tuple[str, str], ...]:
-    """The headers that tell where an event is."""
+    """Return the headers that tell where an event is."""
     return (
         ("headwater-partition", str(log.place.partition)),
         ("headwater-id", id_text(rows.ticks, log.node)),

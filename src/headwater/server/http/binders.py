@@ -93,7 +93,7 @@ async def describe(service: Service, request: Request) -> Response:
 
 
 async def get(service: Service, request: Request) -> Response:
-    """A document."""
+    """Return a document."""
     binder, id = service.views.binder(request.name), request.path[2]
     found = await _waiting(service, request.query, partial(binder.get, id))
     if found is None:
@@ -104,7 +104,7 @@ async def get(service: Service, request: Request) -> Response:
 
 
 async def query(service: Service, request: Request) -> Response:
-    """The documents that match, as they were at one moment; or only how many, or how they would be found."""
+    """Return the documents that match, as they were at one moment; or only how many, or how they would be found."""
     format = chosen(request, (ARRAY, LINES))
     asked = decoded(_decode_asked, await request.body(service.limits.query_bytes_max) or b"{}")
     binder = service.views.binder(request.name)
@@ -181,7 +181,7 @@ def _ref(place: str) -> Ref:
 def _begun(
     find: Callable[..., Iterator[Document]], *, array: bool, **options: Any
 ) -> tuple[Generator[bytes, None, None], bytes]:
-    """The encoded documents, and their first piece: what is wrong with the question is raised here."""
+    """Return the encoded documents, and their first piece: what is wrong with the question is raised here."""
     pieces = _encoded(find(**options), array=array)
     return pieces, next(pieces, b"")
 
@@ -204,7 +204,7 @@ def _encoded(found: Iterator[Document], *, array: bool) -> Generator[bytes, None
 
 
 async def _pumped(service: Service, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
-    """The pieces, one at a time, as fast as the client takes them; what they hold is let go of when it leaves."""
+    """Yield the pieces, one at a time, as fast as the client takes them; releases their resources when it leaves."""
 
     def close() -> None:
         with contextlib.suppress(ValueError):  # it is at work in another thread, which is the last to know it then
@@ -255,7 +255,7 @@ def _failure(error: HeadwaterError) -> bytes:
 
 
 def _opening(place: str) -> bytes:
-    """Where the stream begins: who comes back before the first change goes on from there."""
+    """Return the start of the stream: a client that reconnects before the first change resumes there."""
     return wire.retry(sse.RETRY_MS) + b"id: %b\n" % place.encode() + wire.told("headwater.begin", {"place": place})
 
 

@@ -29,7 +29,7 @@ class Body:
         self.waiter: asyncio.Future[None] | None = None
 
     async def receive(self) -> bytes:
-        """The next piece; b"" at the end."""
+        """Return the next piece; b"" at the end."""
         while not self.pieces:
             if self.failure is not None:
                 raise self.failure

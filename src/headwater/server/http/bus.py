@@ -40,7 +40,7 @@ async def publish(service: Service, request: Request) -> Response:
 
 
 async def follow(service: Service, request: Request) -> Response:
-    """The events after the last that the client had, or from the oldest on, then those that come.
+    """Return the events after the last that the client had, or from the oldest on, then those that come.
 
     Before the first event there is no bus; a GET makes none, but waits for it.
     """

@@ -72,7 +72,7 @@ _decode_match = msgspec.json.Decoder(dict[str, object]).decode
 
 
 async def list_consumers(service: Service, request: Request) -> Response:
-    """Where each consumer is, of the topics that the user may read."""
+    """Return where each consumer is, of the topics that the user may read."""
     topic = request.query.text("topic")
     found = await service.blocking(service.store.consumers, topic)
     return json([msgspec.to_builtins(each) for each in found if request.user.may("read", each.topic)])

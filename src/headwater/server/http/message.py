@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class QueryParameters:
-    """The parameters of a request. Each getter takes a default for an absent one, and raises Invalid for an invalid one."""
+    """The parameters of a request. Each getter takes a default for an absent one, and raises Invalid for a bad value."""
 
     def __init__(self, raw: bytes) -> None:
         self._values: dict[str, bytes] = {}
@@ -50,7 +50,7 @@ class QueryParameters:
         return name in self._values
 
     def data(self, name: str) -> bytes | None:
-        """The bytes of a parameter, which need not be text; None if it is absent."""
+        """Return the bytes of a parameter, which need not be text; None if it is absent."""
         return self._values.get(name)
 
     def text(self, name: str, default: str | None = None) -> str | None:
@@ -63,7 +63,7 @@ class QueryParameters:
             raise Invalid(f"the parameter {name!r} is not UTF-8", code="bad_parameter") from error
 
     def number(self, name: str, default: int | None = None, *, most: int = (1 << 63) - 1) -> int | None:
-        """A number that is not negative."""
+        """Return a number that is not negative."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -75,7 +75,7 @@ class QueryParameters:
         return int(value)
 
     def seconds(self, name: str) -> float | None:
-        """A number of seconds; None if it is absent."""
+        """Return a number of seconds; None if it is absent."""
         said = self.text(name)
         if said is None:
             return None
@@ -125,7 +125,7 @@ class Budget:
 
     @property
     def scarce(self) -> bool:
-        """Whether half of it is taken: then connections are read only as far as they must be."""
+        """Return whether half of it is taken: then connections are read only as far as they must be."""
         return self.held * 2 > self._bytes_max
 
     def give_back(self, size: int) -> None:
@@ -167,7 +167,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The first name in the path: of a topic, or of a consumer."""
+        """Return the first name in the path: of a topic, or of a consumer."""
         return self.path[1]
 
     @property
@@ -178,22 +178,22 @@ class Request:
 
     @property
     def length(self) -> int | None:
-        """The length of the body, if the request says it."""
+        """Return the length of the body, if the request says it."""
         said = self.headers.get("content-length")
         return int(said) if said is not None and said.isdigit() else None
 
     @property
     def media_type(self) -> str:
-        """The `Content-Type` without its parameters, in lower case; empty if there is none."""
+        """Return the `Content-Type` without its parameters, in lower case; empty if there is none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body in pieces as it arrives; the client is slowed down while none is taken."""
+        """Yield the body in pieces as it arrives; the client is slowed down while none is taken."""
         while piece := await self._receive():
             yield piece
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body; raises TooLarge, before it is read where its length was said."""
+        """Return the whole body; raises TooLarge, before it is read where its length was said."""
         if (self.length or 0) > bytes_max:
             raise _body_too_large(self.length or 0, bytes_max)
         self._hold(self.length or 0)  # before it is asked for, so that it need not be sent in vain
@@ -274,13 +274,13 @@ class Response:
 
 
 def whole(response: Response) -> bytes:
-    """The body of an answer that is in memory."""
+    """Return the body of an answer that is in memory."""
     assert isinstance(response.body, bytes)
     return response.body
 
 
 def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
-    """An answer in JSON."""
+    """Return an answer in JSON."""
     return Response(status, (("content-type", JSON), *headers), _encode(value))
 
 

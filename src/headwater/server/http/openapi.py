@@ -279,7 +279,7 @@ _WRITTEN: dict[str, Schema] = {
 
 
 def encoded(authenticates: bool, root: str = "") -> bytes:
-    """The document as JSON. `root` is where the routes are mounted."""
+    """Return the document as JSON. `root` is where the routes are mounted."""
     return msgspec.json.encode(_document(authenticates) | {"servers": [{"url": root or "/"}]})
 
 
@@ -289,7 +289,7 @@ def _document(authenticates: bool) -> dict[str, Any]:
 
 
 def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
-    """The document of these routes. Raises KeyError for one that `OPERATIONS` does not tell of."""
+    """Return the document of these routes. Raises KeyError for one that `OPERATIONS` does not tell of."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         described = _operation(route, OPERATIONS[route.method, route.pattern], authenticates)
@@ -386,7 +386,7 @@ def _error(status: int) -> dict[str, Any]:
 
 @cache
 def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
-    """The schemas of the types in `OPERATIONS`, and what those refer to."""
+    """Return the schemas of the types in `OPERATIONS`, and what those refer to."""
     contents = [content for each in OPERATIONS.values() for content in (each.answer, each.body or {})]
     used = [schema for content in contents for schema in content.values()]
     return schemas.of_types(schema for schema in used if not isinstance(schema, dict | None))

@@ -33,12 +33,12 @@ class Parameter(NamedTuple):
 
 
 def names(parameters: Iterable[Parameter]) -> tuple[str, ...]:
-    """The names that may be in the query: what `Query.only` takes."""
+    """Return the names that may be in the query: what `Query.only` takes."""
     return tuple(parameter.name for parameter in parameters if parameter.where == "query")
 
 
 def choice(*values: str) -> Schema:
-    """The schema of one of these."""
+    """Return the schema of one of these."""
     return {"type": "string", "enum": list(values)}
 
 

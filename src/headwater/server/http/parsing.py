@@ -52,17 +52,17 @@ class RequestParser:
 
     @property
     def method(self) -> str:
-        """The method of the request whose head is whole."""
+        """Return the method of the request whose head is whole."""
         return self._parser.get_method().decode("ascii")
 
     @property
     def http10(self) -> bool:
-        """Whether that request is of HTTP/1.0."""
+        """Return whether that request is of HTTP/1.0."""
         return self._parser.get_http_version() == "1.0"
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether the connection may go on after that request: what follows an upgrade is no HTTP."""
+        """Return whether the connection may go on after that request: what follows an upgrade is no HTTP."""
         return self._parser.should_keep_alive() and not self._parser.should_upgrade()
 
     def add(self, data: bytes) -> None:
@@ -136,7 +136,7 @@ class RequestParser:
 
 
 def parse_failure(error: Exception) -> Response:
-    """The answer to what could not be parsed."""
+    """Return the answer to what could not be parsed."""
     if isinstance(error, HeadwaterError):
         return response_of(error)
     if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):

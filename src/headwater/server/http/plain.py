@@ -211,7 +211,7 @@ class PlainAnswer:
 
 
 def _form(waiting: PendingAppend) -> bytes:
-    """An answer with gaps. The ids of a group differ in their last digits of time only."""
+    """Return an answer with gaps. The ids of a group differ in their last digits of time only."""
     log, rows = waiting.log, waiting.rows
     id = id_text(rows.ticks, log.node).encode()
     return _PLACE % (b"fsync" if rows.sync else b"os", log.place.partition, id[:15], id[18:])

@@ -55,7 +55,7 @@ class ReadQuery(NamedTuple):
 
 
 async def read(service: Service, request: Request) -> Response:
-    """The events that the query asks for."""
+    """Return the events that the query asks for."""
     format = chosen(request, FORMATS)
     if format is BATCHES:
         return await _batches(service, request)
@@ -95,7 +95,7 @@ async def splits(service: Service, request: Request) -> Response:
 
 
 async def _batches(service: Service, request: Request) -> Response:
-    """The events as stored batches, for clients of ours."""
+    """Return the events as stored batches, for clients of ours."""
     query = request.query
     filters = filters_of(query) | {"partition": query.number("partition")}
     start = _positions(query, "from", "earliest")
@@ -124,7 +124,7 @@ async def _server_sent(service: Service, request: Request, asked: ReadQuery) -> 
 
 
 def _pieces(service: Service, request: Request, format: Format, asked: ReadQuery) -> Iterator[bytes]:
-    """The answer up to what is there now. In a worker thread."""
+    """Return the answer up to what is there now. In a worker thread."""
     end: At = "latest" if asked.cut.end is None else asked.cut.end
     found = service.store.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
@@ -168,7 +168,7 @@ async def _check_partition(service: Service, topic: str, asked: ReadQuery, forma
 
 
 def chosen(request: Request, formats: tuple[Format, ...]) -> Format:
-    """The format that a request asks for, in its query or by `Accept`; the first of them if it does not care."""
+    """Return the format that a request asks for, in its query or by `Accept`; the first of them if it does not care."""
     named = request.query.choice("format", [each.name for each in formats])
     if named is not None:
         return next(each for each in formats if each.name == named)
@@ -210,7 +210,7 @@ def _asked(request: Request) -> ReadQuery:
 
 
 def filters_of(query: QueryParameters) -> dict[str, Any]:
-    """The filters of a query, as the engine's verbs take them."""
+    """Return the filters of a query, as the engine's verbs take them."""
     match = query.data("match")
     said = None if match is None else decoded(_decode_match, match, "the match is not a JSON object", "bad_match")
     return {"type": query.text("type"), "key": query.data("key"), "match": said}

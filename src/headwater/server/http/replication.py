@@ -19,13 +19,13 @@ _QUESTION_BYTES_MAX = 8 * 1024 * 1024
 
 
 async def list_topics(service: Service, request: Request) -> Response:
-    """All topics that the user may read, and where their logs begin and end."""
+    """Return all topics that the user may read, and where their logs begin and end."""
     found = await service.blocking(service.replicas.source.topics, lambda name: request.user.may("read", name))
     return json(msgspec.to_builtins(found))
 
 
 async def batches(service: Service, request: Request) -> Response:
-    """The batches that follow in some logs."""
+    """Return the batches that follow in some logs."""
     asked = decoded(replication.decode_question, await request.body(_QUESTION_BYTES_MAX))
     if len(asked.logs) > REPLICA_LOGS_MAX:
         raise Invalid(f"the request names {len(asked.logs)} logs; the limit is {REPLICA_LOGS_MAX}", code="bad_body")

@@ -43,14 +43,14 @@ class SseFormat:
         self.key: Hashable = ("sse", bus)
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
-        """The events, each with its id."""
+        """Yield the events, each with its id."""
         for batch in batches:
             for part in parted(batch):
                 yield from encoded(part, (self.key, before), partial(self._frames, before))
                 before = _after(before, (part,))
 
     def ids(self, batch: EventBatch, before: Offsets) -> Sequence[bytes] | None:
-        """The ids of events, where they are not their UUIDs."""
+        """Return the ids of events, where they are not their UUIDs."""
         del batch, before
         return None
 
@@ -58,12 +58,12 @@ class SseFormat:
         return sse.encode(part, self.ids(part, before), bus=self.bus)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
-        """An event `headwater.gap`."""
+        """Return an event `headwater.gap`."""
         del before
         return _gap(last_id, gap.oldest_id, gap)
 
     def failure(self, error: HeadwaterError) -> bytes:
-        """An event `headwater.error`, the last one."""
+        """Return an event `headwater.error`, the last one."""
         return sse.told("headwater.error", {"code": error.code, "message": error.message})
 
 
@@ -94,7 +94,7 @@ class End(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing that comes can be part of the answer."""
+        """Return whether nothing that comes can be part of the answer."""
         ...
 
     def take(self, batch: EventBatch) -> EventBatch | None:
@@ -115,7 +115,7 @@ async def respond(
     bus: bool = False,
     **selection: Any,
 ) -> Response:
-    """The events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
+    """Return the events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
 
     `last` is the `Last-Event-ID` of a client that cannot set the header. `stop` is an offset before which the answer
     ends, and `end` tells how much of what is before that is part of it. On the bus, data is never base64 without need.
@@ -201,7 +201,7 @@ class AwaitedEvents:
 
 
 def _resume(cursor: TopicCursor, start: At, last: str | None, bus: bool) -> tuple[SseFormat, dict[str, Any]]:
-    """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
+    """Return the form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
     partitions = len(cursor.partitions)
     if partitions == 1:
         return BUS if bus else TOPIC, {"after": _id(last)} if last else {"start": start}
@@ -267,7 +267,7 @@ async def _pieces(
 
 
 def _after(offsets: Offsets, batches: Sequence[EventBatch]) -> Offsets:
-    """Where a reader of all partitions is after these."""
+    """Return where a reader of all partitions is after these."""
     if len(offsets) == 1:
         return (batches[-1].end_offset,)
     moved = list(offsets)

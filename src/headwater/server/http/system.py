@@ -21,7 +21,7 @@ _log = logging.getLogger("headwater.server")
 
 
 async def health(service: Service, _request: Request) -> Response:
-    """Whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
+    """Return whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
     try:
         await asyncio.wait_for(service.shared("health", service.backend.probe), HEALTH_S)
     except TimeoutError as error:

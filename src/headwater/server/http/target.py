@@ -10,7 +10,7 @@ from headwater.errors import Invalid
 
 
 def parts_of(url: bytes) -> tuple[tuple[str, ...], bytes]:
-    """The parts and the raw query. A part may hold any character, also a slash: it is a name, never a path."""
+    """Return the parts and the raw query. A part may hold any character, also a slash: it is a name, never a path."""
     if url[:1] != b"/":
         try:
             parsed = httptools.parse_url(url)

@@ -44,7 +44,7 @@ _NUMBERS = ("segment_bytes", "segment_age_ms", "retention_bytes", "retention_seg
 
 
 async def list_topics(service: Service, request: Request) -> Response:
-    """The names of all topics that the user may read."""
+    """Return the names of all topics that the user may read."""
     names = await service.blocking(service.store.topics)
     return json([name for name in names if request.user.may("read", name)])
 
@@ -74,7 +74,7 @@ async def delete(service: Service, request: Request) -> Response:
 
 
 async def version(service: Service, request: Request) -> Response:
-    """The offset of a key's last event."""
+    """Return the offset of a key's last event."""
     key = request.query.data("key")
     if key is None:
         raise Invalid("the parameter 'key' is missing", code="bad_parameter")

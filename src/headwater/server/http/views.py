@@ -15,7 +15,7 @@ _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 async def list_views(service: Service, request: Request) -> Response:
-    """How each projection and function is, of those whose topic the user may read."""
+    """Return how each projection and function is, of those whose topic the user may read."""
     found = await service.blocking(service.store.views)
     return json([each for each in found if request.user.may("read", each.topic)])
 

@@ -48,17 +48,17 @@ _ROW = np.dtype(
 
 
 def response(type: str = "RESPONSE", **fields: Any) -> bytes:
-    """An answer that it was done."""
+    """Return a response that reports success."""
     return protocol.encode(type, {"ok": True, **fields})
 
 
 def failure(error: BaseException, type: str = "RESPONSE", **fields: Any) -> bytes:
-    """An answer that it was not. What is not an error of ours tells nothing of the server's insides."""
+    """Return an answer that it was not. What is not an error of ours tells nothing of the server's insides."""
     return protocol.encode(type, {**fields, "ok": False, **told(error)})
 
 
 def told(error: BaseException) -> dict[str, Any]:
-    """The fields that tell of an error."""
+    """Return the fields that tell of an error."""
     if isinstance(error, MemoryError):
         error = out_of_memory("the server cannot respond")
     if not isinstance(error, HeadwaterError):
@@ -73,7 +73,7 @@ def told(error: BaseException) -> dict[str, Any]:
 
 
 def emitted(waiting: PendingAppend) -> bytes:
-    """The answers to the EMITs whose events one append holds, in their order, once it is committed."""
+    """Return the answers to the EMITs whose events one append holds, in their order, once it is committed."""
     rows, log = waiting.rows, waiting.log
     offset, ticks, count, partition = rows.offset, rows.ticks, rows.count, log.place.partition
     node = 2 << 62 | log.node
@@ -97,7 +97,7 @@ def emitted(waiting: PendingAppend) -> bytes:
 
 
 def ref_fields(ref: Ref) -> dict[str, Any]:
-    """Where an event is, in an answer."""
+    """Return where an event is, in an answer."""
     id: UUID = ref.id
     return {
         "streamName": ref.topic,

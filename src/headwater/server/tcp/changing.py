@@ -59,7 +59,7 @@ class ChangeSubscription(TcpSubscription):
         self._next_id = connection.subscribed + 1  # which it gets: nobody else subscribes before it is accepted
 
     def encode(self, change: Change) -> bytes:
-        """The RECEV of a change. In a worker's thread, for one after the other."""
+        """Return the RECEV of a change. In a worker's thread, for one after the other."""
         fields: dict[str, Any] = {
             "subID": self._next_id,
             "eventType": change.kind,

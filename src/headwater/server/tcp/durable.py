@@ -50,7 +50,7 @@ class Owner:
 async def owned(
     connection: TcpConnection, topic: str, name: str, user: str, start: At, selection: dict[str, Any]
 ) -> DurableSubscription:
-    """A durable subscription that this connection has, to be opened: it goes on, or is made with this start.
+    """Return a durable subscription that this connection has, to be opened: it goes on, or is made with this start.
 
     Raises Conflict with the code `subscription_held` if another connection of this server has it.
     """
@@ -213,7 +213,7 @@ class DurableSubscription(TcpSubscription):
                 yield b""
 
     def _fail(self, error: HeadwaterError) -> bytes:
-        """The member leaves because of an error. In its thread."""
+        """End the member because of an error. Runs in its thread."""
         self._failure = error
         return b""
 

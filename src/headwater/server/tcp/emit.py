@@ -74,7 +74,7 @@ class EmitShape:
 
     @property
     def plain(self) -> bool:
-        """Whether it can be appended together with others."""
+        """Return whether it can be appended together with others."""
         return self.options is None and self.content == "bson"
 
     def remember(self, raw: bytes, spans: Mapping[str, Span]) -> None:
@@ -92,7 +92,7 @@ class EmitShape:
         self.parts, self.tail = tuple(parts), raw[at:]
 
     def match(self, raw: bytes, limits: Limits) -> Emit | None:
-        """The event of a frame, if that has this shape; else None."""
+        """Return the event of a frame, if that has this shape; else None."""
         at, size, key, data = FIELDS_AT, len(raw), None, b""
         for before, length, kind in self.parts:
             if not raw.startswith(before, at):
@@ -247,12 +247,12 @@ def check(events: Sequence[bytes]) -> None:
 
 
 def prepare(service: Service, emit: Emit) -> PendingAppend:
-    """The append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
+    """Return the append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
     return service.backend.prepare(emit.request())
 
 
 def prepare_all(service: Service, emits: Sequence[Emit]) -> PendingAppend | None:
-    """The append of several events that go to one topic, and are plain; None if they cannot be one append.
+    """Return the append of several events that go to one topic, and are plain; None if they cannot be one append.
 
     Raises NotFound for a topic that is to be made.
     """
@@ -280,12 +280,12 @@ def append_huge(service: Service, emit: Emit) -> bytes:
 
 
 def missing(error: BaseException) -> bool:
-    """Whether an append failed because its topic is not there."""
+    """Return whether an append failed because its topic is not there."""
     return isinstance(error, NotFound) and error.code in ("topic_not_found", "topic_deleted")
 
 
 def _is_text(raw: bytes, start: int, key: bytes) -> bool:
-    """Whether the key whose length is at `start` is a string, as BSON has it."""
+    """Return whether the key whose length is at `start` is a string, as BSON has it."""
     if raw[start + 4 + len(key) : start + 5 + len(key)] != b"\0":
         return False
     try:

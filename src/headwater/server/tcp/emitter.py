@@ -249,7 +249,7 @@ class Emitter:
         return "EMIT", AnswerSlot(told, errors=[_error(each) for each in found])
 
     async def _prepared(self, emit: Emit) -> PendingAppend | bytes:
-        """An append that waits to be committed, or the answer of one that was."""
+        """Return an append that waits to be committed, or the answer of one that was."""
         try:
             return await self._try(emit)
         except HeadwaterError as error:

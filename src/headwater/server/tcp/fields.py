@@ -37,7 +37,7 @@ class FrameFields:
         return iter(self._values)
 
     def wrong(self, what: str, *, hint: str = "") -> Invalid:
-        """The error that tells what is wrong with this frame."""
+        """Return the error that tells what is wrong with this frame."""
         return Invalid(f"{self.type} {what}", hint=hint, code="bad_field")
 
     def text(self, name: str, *, needed: bool = False) -> str | None:
@@ -92,11 +92,11 @@ class FrameFields:
 
 
 def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:
-    """The error that tells that a connection has so many of something open already."""
+    """Return the error that tells that a connection has so many of something open already."""
     message = f"a connection may have at most {maximum} {what} at once"
     return Unavailable(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 
 def small(name: str) -> str:
-    """A field's name as we write it."""
+    """Return a field's name as we write it."""
     return name[:1].lower() + name[1:]

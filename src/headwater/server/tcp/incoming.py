@@ -25,12 +25,12 @@ class FrameParser:
 
     @property
     def size(self) -> int:
-        """How many bytes have come of a frame that is not whole."""
+        """Return how many bytes have come of a frame that is not whole."""
         return len(self._pieces)
 
     @property
     def large(self) -> bool:
-        """Whether that frame is large."""
+        """Return whether that frame is large."""
         return self._needed > LARGE_BYTES
 
     def clear(self) -> None:
@@ -39,7 +39,7 @@ class FrameParser:
         self._needed = 4
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole now, without their lengths.
+        """Yield the frames that are whole now, without their lengths.
 
         Raises Invalid, `bad_frame`, or TooLarge, `frame_too_large`, for a length that cannot be: after that, and when
         not all frames were taken, it is of no more use.

@@ -44,21 +44,21 @@ class FrameWriter:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room: the client takes too little, or a huge frame is being sent."""
+        """Return whether there is no room: the client takes too little, or a huge frame is being sent."""
         return self._paused or self._huge.locked()
 
     @property
     def behind(self) -> bool:
-        """Whether something waits for a huge frame to be sent."""
+        """Return whether something waits for a huge frame to be sent."""
         return bool(self._behind)
 
     @property
     def closing(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Return whether nothing can be written any more."""
         return self.ended or bool(self.transport.is_closing())
 
     def slot(self, size: int, count: int = 1) -> ResponseSlot:
-        """The place of the answers to so many frames, of this size together."""
+        """Return the place of the answers to so many frames, of this size together."""
         slot = ResponseSlot(size, count)
         self.place(slot)
         return slot
@@ -137,7 +137,7 @@ class FrameWriter:
         return True
 
     def way(self) -> Way | None:
-        """The socket for another thread to write to; None if others may write meanwhile, or with TLS."""
+        """Return the socket for another thread to write to; None if others may write meanwhile, or with TLS."""
         connection = self._connection
         if self.slots or connection.parts or connection.client.secure or self._huge.locked():
             return None

@@ -31,7 +31,7 @@ class ConnectionPart:
 
 
 def _head(type: str) -> bytes:
-    """How a frame of this type begins, after its length, as nearly all clients write it."""
+    """Return how a frame of this type begins, after its length, as nearly all clients write it."""
     return b"\x02type\0" + protocol.LENGTH.pack(len(type) + 1) + type.encode() + b"\0"
 
 

@@ -210,7 +210,7 @@ class QueryResults(ConnectionPart):
         self._results = ask()
 
     def _read(self) -> list[bytes]:
-        """The frames of the next results."""
+        """Return the frames of the next results."""
         assert self._results is not None
         frames, size = [], 0
         for each in islice(self._results, self._connection.limits.query_unacked_max):

@@ -131,7 +131,7 @@ async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot
 
 
 async def _stored(connection: TcpConnection, emits: list[Emit]) -> bytes:
-    """The answer to a transaction that is stored; raises if it is not."""
+    """Return the answer to a transaction that is stored; raises if it is not."""
     service = connection.service
     user = await connection.user()
     topics = list(dict.fromkeys(emit.shape.topic for emit in emits))
@@ -183,7 +183,7 @@ def _session_id(type: str, frame: dict[str, Any]) -> int:
 
 
 def _ended(type: str, connection: TcpConnection, frame: dict[str, Any]) -> Session:
-    """The transaction that a frame ends, which is not open from now on."""
+    """Return the transaction that a frame ends, which is not open from now on."""
     number = _session_id(type, frame)
     session = connection.sessions.pop(number, None)
     if session is None:

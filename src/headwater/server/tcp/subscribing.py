@@ -96,7 +96,7 @@ async def enter(subscription: TopicSubscription | durable.DurableSubscription, s
 
 
 def _type(fields: FrameFields) -> str | None:
-    """The pattern of the types that are wanted; None for all."""
+    """Return the pattern of the types that are wanted; None for all."""
     name, pattern = fields.text("eventType"), fields.text("typeMatcher")
     if name is not None and pattern is not None:
         raise fields.wrong("has 'eventType' and 'typeMatcher'", hint="give a type or a pattern")
@@ -104,7 +104,7 @@ def _type(fields: FrameFields) -> str | None:
 
 
 def _start(fields: FrameFields) -> At:
-    """Where a subscription begins: at the end, unless it says."""
+    """Return where a subscription begins: at the end, unless it says."""
     offset, time = fields.integer("startSequence"), fields.integer("startTimestamp", most=LAST_MS)
     if offset is not None and time is not None:
         raise fields.wrong("has 'startSequence' and 'startTimestamp'", hint="give only one of them")

@@ -193,7 +193,7 @@ class TcpSubscription(ConnectionPart):
 
 
 def find(connection: TcpConnection, id: int) -> TcpSubscription:
-    """The subscription of a connection that has this subID; raises NotFound."""
+    """Return the subscription of a connection that has this subID; raises NotFound."""
     part = connection.parts.get(("ACKEV", id))
     if not isinstance(part, TcpSubscription):
         raise NotFound(f"no such subscription: {id}", hint="it may have ended", code="subscription_not_found")
@@ -214,5 +214,5 @@ def check_number(connection: TcpConnection) -> None:
 
 
 def stopping() -> Unavailable:
-    """The server ends."""
+    """Return the error that tells clients that the server is stopping."""
     return Unavailable("the server is stopping", hint="connect again soon", code="stopping")

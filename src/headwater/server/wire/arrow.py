@@ -49,7 +49,7 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 def encode(
     batches: Iterable[EventBatch], cut: Cut | None = None, columns: Sequence[str] | None = None
 ) -> Iterator[bytes]:
-    """The stream of batches, in pieces. Raises Invalid for a column that there is not."""
+    """Yield the stream of batches, in pieces. Raises Invalid for a column that there is not."""
     pa = arrow.pyarrow()
     names = list(columns or arrow.DEFAULT_COLUMNS)
     if len(set(names)) < len(names):
@@ -72,7 +72,7 @@ def encode(
 
 
 def _serialized(group: list[EventBatch], names: list[str], schema: Any) -> bytes:
-    """The record batch of events."""
+    """Return the record batch of events."""
     whole = events.table(group, names).combine_chunks().cast(schema)
     return b"".join(batch.serialize().to_pybytes() for batch in whole.to_batches())
 
@@ -96,7 +96,7 @@ def _groups(parts: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
 
 
 def parse(body: bytes, limits: Limits, events_max: int) -> list[ParsedEvents]:
-    """The rows of a stream, in order, in parts of one content that fit one batch each; none for no rows.
+    """Return the rows of a stream, in order, in parts of one content that fit one batch each; none for no rows.
 
     Raises Invalid for what is no stream with the columns `data` and, if there are, `key`, `type`, `content` and `meta`,
     and TooLarge for more than `events_max` rows, or more bytes than `batch_bytes_max`, however they are packed.
@@ -125,7 +125,7 @@ class ArrowBody:
         self._events_max = events_max
 
     def parts(self) -> list[ParsedEvents]:
-        """Its rows, once."""
+        """Return its rows, once."""
         parts: list[ParsedEvents] = []
         rest = _Budget(self._limits, self._events_max)
         with _refusing():
@@ -135,7 +135,7 @@ class ArrowBody:
         return parts
 
     def _joined(self, rest: _Budget) -> Iterator[Any]:
-        """The batches that have rows, small ones together: each that is appended costs, however few it has."""
+        """Yield the batches that have rows, small ones together: each that is appended costs, however few it has."""
         run: list[Any] = []
         rows = 0
         plain = not any(_names_values(field.type) for field in self._reader.schema)
@@ -224,7 +224,7 @@ def _look_at_messages(body: bytes, budget: _Budget) -> None:
 
 
 def _claimed(batch: _FlatTable, body: memoryview) -> int:
-    """The bytes of all buffers of a record batch once they are decompressed."""
+    """Return the bytes of all buffers of a record batch once they are decompressed."""
     buffers = batch.longs(2).reshape(-1, 2)
     if batch.table(3) is None:
         return int(buffers[:, 1].sum())
@@ -263,7 +263,7 @@ class _FlatTable:
         return 0 if at is None else int(_I64.unpack_from(self._buffer, at)[0])
 
     def longs(self, field: int) -> I64:
-        """A vector of structs of two numbers, as one array."""
+        """Return a vector of structs of two numbers, as one array."""
         at = self._place(field)
         if at is None:
             return np.zeros(0, np.int64)
@@ -301,13 +301,13 @@ def _is_bytes(type: Any) -> bool:
 
 
 def _names_values(type: Any) -> bool:
-    """Whether many rows of such a column may share one value."""
+    """Return whether many rows of such a column may share one value."""
     pa = arrow.pyarrow()
     return bool(pa.types.is_dictionary(type)) or type in (pa.binary_view(), pa.string_view())
 
 
 def _bytes_of(array: Any) -> int:
-    """How many bytes the values of an array have, each counted as often as it is named."""
+    """Return how many bytes the values of an array have, each counted as often as it is named."""
     if not arrow.pyarrow().types.is_dictionary(array.type):
         return int(_lengths(array).sum())
     lengths = _lengths(array.dictionary)
@@ -316,7 +316,7 @@ def _bytes_of(array: Any) -> int:
 
 
 def _lengths(array: Any) -> I64:
-    """The length of each value; 0 for null."""
+    """Return the length of each value; 0 for null."""
     pa = arrow.pyarrow()
     count = len(array)
     if array.type in (pa.binary_view(), pa.string_view()):
@@ -333,7 +333,7 @@ def _lengths(array: Any) -> I64:
 
 
 def _by_content(batch: Any) -> Iterator[tuple[Content | None, Any]]:
-    """The rows without the column of contents, in runs of one content; None where the stream does not say it."""
+    """Yield the rows without the column of contents, in runs of one content; None where the stream does not say it."""
     names = batch.schema.names
     if "content" not in names or not batch.num_rows:
         yield None, batch

@@ -55,12 +55,12 @@ class Item(NamedTuple):
 
 
 def structured(body: bytes) -> Item:
-    """One event in JSON; raises Invalid."""
+    """Return one event in JSON; raises Invalid."""
     return _item(decoded(_decode_object, body, NONE))
 
 
 def batch(body: bytes, limits: Limits) -> ParsedEvents:
-    """An array of events, of one content; raises Invalid, and TooLarge for too many."""
+    """Return an array of events, of one content; raises Invalid, and TooLarge for too many."""
     if more_than(body, limits.batch_events_max):
         raise too_many(limits.batch_events_max + 1, limits)
     found = decoded(_decode_array, body, NONE)
@@ -88,12 +88,12 @@ def batch(body: bytes, limits: Limits) -> ParsedEvents:
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
-    """Whether the headers say that the body is the data of one event."""
+    """Return whether the headers say that the body is the data of one event."""
     return f"{PREFIX}specversion" in headers
 
 
 def binary(headers: Mapping[str, str], body: bytes) -> Item:
-    """One event whose attributes are headers; raises Invalid."""
+    """Return one event whose attributes are headers; raises Invalid."""
     attributes = {
         name.removeprefix(PREFIX): _unquoted(name, value) for name, value in headers.items() if name.startswith(PREFIX)
     }
@@ -116,7 +116,7 @@ def _item(fields: dict[str, Raw]) -> Item:
 
 
 def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[bytes, Content]:
-    """The data of an event in JSON. Where it is not JSON itself, a string is meant as what it says."""
+    """Return the data of an event in JSON. Where it is not JSON itself, a string is meant as what it says."""
     if encoded is not UNSET:
         text = decoded(_decode_text, encoded, NONE)
         try:
@@ -166,7 +166,7 @@ def _type_of(media: str) -> str:
 
 
 def _unquoted(name: str, value: str) -> str:
-    """The value of a header, in which all but plain ASCII is percent-encoded."""
+    """Return the value of a header, in which all but plain ASCII is percent-encoded."""
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeDecodeError as error:

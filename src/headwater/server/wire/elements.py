@@ -38,7 +38,7 @@ def more_than(array: bytes, most: int) -> bool:
 
 
 def _quotes(block: Any, slashes: int) -> tuple[Any, int]:
-    """Which letters begin or end a string, after so many backslashes; and with how many the block ends."""
+    """Return which letters begin or end a string, after so many backslashes; and with how many the block ends."""
     quotes = block == 34
     others = np.flatnonzero(block != 92)  # a quote is escaped by an odd number of backslashes before it
     last = len(block) - 1 - int(others[-1]) if len(others) else slashes + len(block)

@@ -48,7 +48,7 @@ class Encodings:
 
     @property
     def kept(self) -> int:
-        """How many bytes are kept now."""
+        """Return how many bytes are kept now."""
         return self._bytes
 
     def slices(self, key: Hashable, encode: Callable[[], bytes]) -> Generator[bytes, None, None]:
@@ -107,7 +107,7 @@ slices = _ENCODINGS.slices
 
 
 def is_huge(batch: EventBatch) -> bool:
-    """Whether a batch, or a part that `parted` made, has more than a reader that stops may hold."""
+    """Return whether a batch, or a part that `parted` made, has more than a reader that stops may hold."""
     return size_of(batch) > HUGE_BYTES
 
 

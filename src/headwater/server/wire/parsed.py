@@ -33,7 +33,7 @@ class ParsedEvents:
     partition: int | None = None
 
     def keys(self) -> Sequence[bytes | None] | None:
-        """The key of each event; None if no event has one."""
+        """Return the key of each event; None if no event has one."""
         column = self.columns.get(KEY)
         return None if column is None else column.values(0, self.count)
 
@@ -50,7 +50,7 @@ def too_many(count: int, limits: Limits) -> TooLarge:
 
 
 def too_long(size: int, limits: Limits) -> TooLarge:
-    """The events have more bytes than one request may append."""
+    """Return the error for events with more bytes than one request may append."""
     return TooLarge(
         f"the events have {size} bytes; the limit of a request is {limits.batch_bytes_max}",
         hint="send them in several requests",

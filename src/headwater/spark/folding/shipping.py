@@ -58,7 +58,7 @@ def pack(objects: Any, functions: Iterable[Any]) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The objects again, in a worker of this user's own: nothing else ever makes such bytes."""
+    """Return the objects again, in a worker of this user's own: nothing else ever makes such bytes."""
     from pyspark import cloudpickle
 
     parcel = msgspec.msgpack.decode(data, type=Parcel)
@@ -69,7 +69,7 @@ def unpack(data: bytes) -> Any:
 
 
 def _described(name: str) -> Module | None:
-    """A module that has a file; None for others, and for those that are installed, which every worker has."""
+    """Return a module that has a file; None for others, and for those that are installed, which every worker has."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None or "site-packages" in Path(file).parts or not Path(file).is_file():

@@ -18,7 +18,7 @@ _PLAIN = ("string", "boolean", "byte", "short", "integer", "long", "float", "dou
 
 
 def encoded(frame: DataFrame) -> Iterator[tuple[str, bytes]]:
-    """The id and the BSON of each row, in no order. Raises Invalid for columns that documents cannot have.
+    """Return the id and the BSON of each row, in no order. Raises Invalid for columns that documents cannot have.
 
     A date becomes text, because a document knows moments only.
     """

@@ -120,7 +120,7 @@ class PipelineFolder:
 
 
 def _kept(file: Path) -> bool:
-    """Whether it is something that a person may have put there, and not a mark or a checksum of Spark's."""
+    """Return whether it is something that a person may have put there, and not a mark or a checksum of Spark's."""
     return not file.name.startswith(("_SUCCESS", "."))
 
 

@@ -163,7 +163,7 @@ class _PipelineRun:
 
     @contextlib.contextmanager
     def streaming(self, fresh: bool, *, follow: bool) -> Iterator[StreamingQuery]:
-        """A stream that runs as long as the block does; what it raises, the end of the block raises."""
+        """Return a stream that runs as long as the block does; what it raises, the end of the block raises."""
         with self._running():
             plan = self._notebook.plan()
             if plan is None or fresh:

@@ -101,7 +101,7 @@ class Notebook:
                 self._disk.unlink(self.path / name)
 
     def is_held(self) -> bool:
-        """Whether somebody runs it now."""
+        """Return whether a process runs it now."""
         try:
             fd = self._disk.open_write(self.path / "lock")
         except OSError:
@@ -120,7 +120,7 @@ class Notebook:
         self._disk.replace(self.path / "plan.json", msgspec.json.encode(plan))
 
     def checkpoint(self, plan: RunPlan) -> Path:
-        """Where Spark keeps what it knows of a stream; those of other runs are removed."""
+        """Return where Spark keeps what it knows of a stream; those of other runs are removed."""
         found = f"checkpoint-{plan.run}"
         for name in self._disk.names(self.path):
             if name.startswith("checkpoint-") and name != found:
@@ -155,12 +155,12 @@ class Notebook:
 
 
 def new_plan(pipeline: Pipeline, ends: Ends | None = None, events: int = 0) -> RunPlan:
-    """One with a name that no other has."""
+    """Return one with a name that no other has."""
     return RunPlan(Clock.random_bytes(8).hex(), pipeline.declared(), ends or {}, events)
 
 
 def between(starts: Ends, ends: Ends) -> int:
-    """How many offsets there are; all of what one of them does not have."""
+    """Return how many offsets there are; all of what one of them does not have."""
     return sum(
         max(0, end - starts.get(topic, {}).get(partition, 0))
         for topic, partitions in ends.items()
@@ -181,7 +181,7 @@ def check_same(plan: RunPlan, pipeline: Pipeline) -> None:
 
 
 def root_of(address: str, checkpoints: str | os.PathLike[str] | None) -> Path:
-    """Where what is known of the pipelines of a log is kept. Raises Invalid if that must be said."""
+    """Return where what is known of the pipelines of a log is kept. Raises Invalid if that must be said."""
     if checkpoints is not None:
         return Path(checkpoints).absolute()
     if not is_directory(address):
@@ -194,7 +194,7 @@ def root_of(address: str, checkpoints: str | os.PathLike[str] | None) -> Path:
 
 
 def statuses(root: Path) -> list[Status]:
-    """How all pipelines are that have run, by name; empty if there are none."""
+    """Return how all pipelines are that have run, by name; empty if there are none."""
     found = []
     for name in Disk().names(root):
         notebook = Notebook(root, "")

@@ -53,7 +53,7 @@ class PipelineWriter(Protocol):
 
 
 def target_of(address: str, pipeline: Pipeline, indexes: Sequence[str], directory: Path) -> PipelineWriter:
-    """Where a pipeline writes to. The directory is its own, for what the place itself cannot keep."""
+    """Return where a pipeline writes to. The directory is its own, for what the place itself cannot keep."""
     if pipeline.target.kind == "topic":
         return ToTopic(address, pipeline, directory)
     if pipeline.target.kind == "binder":

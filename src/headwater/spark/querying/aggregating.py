@@ -121,7 +121,7 @@ def _text(at: Any) -> str:
 
 
 def _known(schema: str | t.StructType) -> dict[str, t.StructField]:
-    """All columns that there are, by their names."""
+    """Return all columns that there are, by their names."""
     fields: Any = schema
     if isinstance(schema, str):
         fields = t.StructType.fromDDL(schema) if schema.strip() else ()
@@ -175,7 +175,7 @@ class _Work(NamedTuple):
 
 
 def _tasks(pieces: Sequence[PlannedSplit], wanted: int) -> list[list[PlannedSplit]]:
-    """The pieces in about so many tasks, in order, or in more where those would be huge."""
+    """Return the pieces in about so many tasks, in order, or in more where those would be huge."""
     whole = sum(piece.split.bytes for piece in pieces)
     share = min(TASK_BYTES_MAX, whole // wanted + 1)
     found: list[list[PlannedSplit]] = []
@@ -190,7 +190,7 @@ def _tasks(pieces: Sequence[PlannedSplit], wanted: int) -> list[list[PlannedSpli
 
 
 def _parts(spark: SparkSession, work: _Work) -> DataFrame:
-    """The aggregates that each task makes."""
+    """Yield the aggregates that each task makes."""
     count = len(work.tasks)
     if not count:
         return spark.createDataFrame([], work.schema)
@@ -217,7 +217,7 @@ def _merged(parts: DataFrame, groups: Sequence[t.StructField], measures: Sequenc
 
 
 def _aggregated(work: _Work, pieces: Sequence[PlannedSplit]) -> Iterator[pa.RecordBatch]:
-    """The groups of some pieces."""
+    """Yield the groups of some pieces."""
     arrow = to_arrow_schema(work.schema, timezone="UTC")
     columns = {field.name: field for field in (*work.groups, *(each.field for each in work.measures if each.field))}
     read = _Columns(list(columns.values()), work.read.mode)

@@ -33,7 +33,7 @@ class QueryNames(NamedTuple):
 
 
 def parse(spark: SparkSession, query: str) -> QueryNames:
-    """The names in a query. Raises Invalid for what is none: a syntax error, or a command."""
+    """Return the names in a query. Raises Invalid for what is none: a syntax error, or a command."""
     java: Any = spark._jsparkSession  # noqa: SLF001  # the only way to Spark's parser
     try:
         plan = java.sessionState().sqlParser().parsePlan(query)
@@ -80,7 +80,7 @@ class _Walk:
 
 
 def _has_star(expression: Any) -> bool:
-    """Whether a star is in it; that of `count(*)` is none any more."""
+    """Return whether a star is in it; that of `count(*)` is none any more."""
     waiting = [expression]
     while waiting:
         each = waiting.pop()
@@ -91,5 +91,5 @@ def _has_star(expression: Any) -> bool:
 
 
 def _items(sequence: Any) -> list[Any]:
-    """The items of a sequence of Scala's."""
+    """Return the items of a sequence of Scala's."""
     return [sequence.apply(number) for number in range(sequence.size())]

@@ -44,7 +44,7 @@ def sql(
     schemas: Schemas | None = None,
     mode: Mode = "permissive",
 ) -> DataFrame:
-    """The result of a query, in which the topics and binders of a log are tables.
+    """Return the result of a query, in which the topics and binders of a log are tables.
 
     A topic has the columns of the log and the fields of its JSON or BSON data; a field that is called like a column is
     `data.` and its name. A binder has `_id` and the fields of its documents. A name with dots or dashes is written
@@ -82,12 +82,12 @@ class _Tables:
         self._mode = mode
 
     def analysed(self, query: str, parsed: QueryNames) -> DataFrame:
-        """The query, over tables with the columns that it can mean."""
+        """Return the query, over tables with the columns that it can mean."""
         with _views(self._spark, self._found(parsed)):
             return self._spark.sql(query)
 
     def _found(self, parsed: QueryNames) -> dict[str, DataFrame]:
-        """The tables by the names that the query has for them. Raises NotFound."""
+        """Return the tables by the names that the query has for them. Raises NotFound."""
         topics, binders = self._hw.topics(), tables.binders(self._hw)
         for name in parsed.qualified:
             if _same(name, [*topics, *binders]) is not None:
@@ -128,7 +128,7 @@ class _Tables:
 
 
 def _chosen(fields: t.StructType, parsed: QueryNames) -> list[t.StructField]:
-    """The fields that a query can mean: those of which the name, or a part of it, is a word of it."""
+    """Return the fields whose name, or a part of it, occurs in the query."""
     if parsed.whole:
         return fields.fields
     return [field for field in fields if {field.name.lower(), *field.name.lower().split(".")} & parsed.words]
@@ -148,7 +148,7 @@ def _given(schemas: Schemas, name: str) -> t.StructType | None:
 
 
 def _same(name: str, names: list[str]) -> str | None:
-    """The one that is meant: Spark does not distinguish cases, topics do."""
+    """Return the one that is meant: Spark does not distinguish cases, topics do."""
     if name in names:
         return name
     near = [each for each in names if each.lower() == name.lower()]

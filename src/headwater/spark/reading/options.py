@@ -63,7 +63,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_pattern(self) -> bool:
-        """Whether topics may come to be meant that are not there yet."""
+        """Return whether topics may come to be meant that are not there yet."""
         return any(map(is_pattern, self.topics))
 
 
@@ -99,7 +99,7 @@ def check_names(given: Iterable[str], known: tuple[str, ...]) -> None:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether it stands for all topics of which it is the pattern."""
+    """Return whether it stands for all topics of which it is the pattern."""
     return "*" in name or "?" in name
 
 

@@ -29,7 +29,7 @@ class ReadTask(InputPartition):
 
 
 def parts(pieces: Iterable[PlannedSplit]) -> list[InputPartition]:
-    """A part for each split, or for several small ones that follow each other."""
+    """Return a part for each split, or for several small ones that follow each other."""
     gathered: list[list[PlannedSplit]] = []
     size = 0
     for piece in pieces:

@@ -72,7 +72,7 @@ def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_lo
 
 
 def begun(before: Positions, after: Positions) -> dict[str, list[int]]:
-    """Where what lies between two positions begins, in each topic."""
+    """Return where what lies between two positions begins, in each topic."""
     return {topic: before[topic].end if topic in before else reached.start for topic, reached in after.items()}
 
 
@@ -121,7 +121,7 @@ def _near(starts: list[int], reached: TopicProgress, info: TopicInfo | None, byt
 
 
 def _admitted(waiting: Sequence[Split], bytes_max: int) -> list[Split]:
-    """The first splits of each partition that fit its share of the bytes."""
+    """Return the first splits of each partition that fit its share of the bytes."""
     sizes: dict[tuple[str, int], int] = {}
     for split in waiting:
         log = split.topic, split.partition

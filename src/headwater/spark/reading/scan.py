@@ -45,7 +45,7 @@ class PlannedSplit(msgspec.Struct, frozen=True):
 
 
 def nodes(uuid: str, partitions: int) -> list[int]:
-    """The node of each partition of a topic."""
+    """Return the node of each partition of a topic."""
     return [node_of(log_uuid(UUID(uuid), number)) for number in range(partitions)]
 
 
@@ -67,7 +67,7 @@ def pieces(
 
 
 def remade(topic: str) -> Conflict:
-    """The error for a topic that is another one than before."""
+    """Return the error for a topic that is another one than before."""
     return Conflict(
         f"topic {topic!r} was deleted and recreated: its events are different",
         hint="start again; a stream needs a new checkpoint",
@@ -78,7 +78,7 @@ def remade(topic: str) -> Conflict:
 def _checked(
     hw: Store, piece: PlannedSplit, wanted: EventFilter, fail_on_data_loss: bool, bytes_max: int
 ) -> Iterator[EventBatch]:
-    """The wanted batches of a split that was planned before, perhaps long ago and by another process.
+    """Yield the wanted batches of a split that was planned before, perhaps long ago and by another process.
 
     Huge events have their data, if that is not above `bytes_max`.
     """

@@ -56,7 +56,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What Spark asks beside the driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name, as those below
-        """Where a new query begins. Asked again, it is the same."""
+        """Return where a new query begins. Asked again, it is the same."""
         if self._first is None:
             hw = self._open()
             self._look()
@@ -65,13 +65,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return positions.told(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One of the two bounds; where both are given, `latestOffset` keeps both."""
+        """Return one of the two bounds; where both are given, `latestOffset` keeps both."""
         if self._read.events_max is not None:
             return ReadMaxRows(self._read.events_max)
         return ReadAllAvailable() if self._read.bytes_max is None else ReadMaxBytes(self._read.bytes_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next trigger may go from there: all that is durable, unless less was asked for."""
+        """Return how far the next trigger may go from there: all that is durable, unless less was asked for."""
         before = positions.understood(start)
         self._look()
         loss = self._read.fail_on_data_loss
@@ -89,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._look_after = float("inf")
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """All that was durable at the last look, for Spark's own reports."""
+        """Return all that was durable at the last look, for Spark's own reports."""
         return None if self._last is None else positions.told(self._last)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What a task asks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part."""
+        """Return the rows of one part."""
         return parts.read(self._read, self._read.wanted, self._shape, partition)
 
     def __getstate__(self) -> dict[str, Any]:

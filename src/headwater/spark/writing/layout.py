@@ -37,7 +37,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: pa.Schema, content: str | None) -> Layout:
-        """The layout of a DataFrame; raises Invalid for one that cannot be written."""
+        """Return the layout of a DataFrame; raises Invalid for one that cannot be written."""
         if content is not None and content not in CONTENTS:
             raise Invalid(f"unknown content {content!r}", hint=f"use one of {', '.join(CONTENTS)}")
         others = tuple(name for name in schema.names if name not in EVENT + WHERE)

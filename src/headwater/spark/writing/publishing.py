@@ -219,7 +219,7 @@ def _read_all(staging: StagingArea, write: StagedWrite, chunks: Sequence[StagedB
 
 
 def _read(staging: StagingArea, write: StagedWrite, chunk: StagedBatch) -> Batch | None:
-    """A chunk, verified; None if its file is gone because all of it was published."""
+    """Return a chunk, verified; None if its file is gone because all of it was published."""
     stored = staging.read(chunk)
     if stored is None:
         found = staging.manifest(write)

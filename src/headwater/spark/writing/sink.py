@@ -48,7 +48,7 @@ class SinkSettings(msgspec.Struct, frozen=True):
     transaction: str | None = None
 
     def open(self) -> Store:
-        """The log, made if it is not there."""
+        """Return the log, made if it is not there."""
         try:
             return open_place(self.address)
         except NotFound as error:
@@ -57,7 +57,7 @@ class SinkSettings(msgspec.Struct, frozen=True):
             return open_place(self.address, mode="create")
 
     def staged(self, write: StagedWrite) -> StagingArea:
-        """Where a write is staged."""
+        """Return where a write is staged."""
         return StagingArea.at(self.staging or self.address, durable=write.repeatable)
 
 
@@ -96,7 +96,7 @@ def _partitions(text: str | None) -> int | None:
 
 
 def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str | None:
-    """Where a write is staged that cannot be inside its log: a server keeps no files for others."""
+    """Return where a write is staged that cannot be inside its log: a server keeps no files for others."""
     if "staging" in given:
         return absolute(given["staging"])
     if not is_server(address):
@@ -118,7 +118,7 @@ class StagedFiles(WriterCommitMessage):
 
     @property
     def files(self) -> set[str]:
-        """The keys of its files."""
+        """Return the keys of its files."""
         return {each.chunk.file for each in self.sent}
 
 
@@ -139,7 +139,7 @@ def stage(chosen: SinkSettings, write: StagedWrite, rows: Iterable[pa.RecordBatc
 
 
 def _pieces(batches: Iterable[EncodedBatch], file: str, sent: list[PublishedBatch]) -> Iterator[bytes]:
-    """The bytes of a file; what is where in it is noted."""
+    """Yield the bytes of a file; what is where in it is noted."""
     position = 0
     for each in batches:
         sent.append(
@@ -200,7 +200,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _writes(messages: list[WriterCommitMessage | None], batch: int) -> set[StagedWrite]:
-    """The one write that all tasks were of; none if there was no task."""
+    """Return the one write that all tasks were of; none if there was no task."""
     found = {message.write for message in messages if isinstance(message, StagedFiles)}
     if len(found) > 1 or any(write.batch != batch for write in found):
         raise Invalid(f"batch {batch} has tasks of {sorted(write.key for write in found)}")

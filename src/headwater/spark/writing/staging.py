@@ -43,27 +43,27 @@ class StagedWrite(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_query(cls, query: str, batch: int) -> StagedWrite:
-        """A batch of a streaming query, which is run again after a crash."""
+        """Return a batch of a streaming query, which is run again after a crash."""
         return cls(f"query-{query}", batch)
 
     @classmethod
     def of_transaction(cls, transaction: str) -> StagedWrite:
-        """A batch write with a name of its own, which may be run again."""
+        """Return a batch write with a name of its own, which may be run again."""
         return cls(f"transaction-{hashlib.sha256(transaction.encode()).hexdigest()[:32]}")
 
     @classmethod
     def once(cls) -> StagedWrite:
-        """A batch write that nobody can run again."""
+        """Return a batch write that nobody can run again."""
         return cls(f"once-{os.urandom(16).hex()}")
 
     @property
     def repeatable(self) -> bool:
-        """Whether another run of it may come."""
+        """Return whether another run of it may come."""
         return not self.name.startswith("once-")
 
     @property
     def streaming(self) -> bool:
-        """Whether it is a batch of a query."""
+        """Return whether it is a batch of a query."""
         return self.name.startswith("query-")
 
     @property
@@ -102,7 +102,7 @@ class WriteManifest(msgspec.Struct, frozen=True):
     finished: bool = False
 
     def files(self) -> set[str]:
-        """The keys of all files that it names."""
+        """Return the keys of all files that it names."""
         return {chunk.file for destination in self.destinations for chunk in destination.chunks}
 
 
@@ -117,7 +117,7 @@ class StagingArea:
 
     @classmethod
     def at(cls, address: str, *, durable: bool = True) -> StagingArea:
-        """The one of a directory or a bucket. If it need not be `durable`, files are not synced."""
+        """Return the one of a directory or a bucket. If it need not be `durable`, files are not synced."""
         clock = Clock()
         if is_bucket(address):
             return cls(open_store(address, clock=clock, disk=Disk()), f"{FOLDER}/", clock)
@@ -128,11 +128,11 @@ class StagingArea:
 
     @property
     def far(self) -> bool:
-        """Whether a read waits for a server."""
+        """Return whether a read waits for a server."""
         return not isinstance(self._store, DirectoryStore)
 
     def new_file(self, write: StagedWrite) -> str:
-        """The key of a file that no other attempt has."""
+        """Return the key of a file that no other attempt has."""
         return f"{self._files(write)}{os.urandom(8).hex()}"
 
     def put(self, file: str, pieces: Iterable[bytes]) -> None:
@@ -140,15 +140,15 @@ class StagingArea:
         self._store.put_pieces(file, pieces)
 
     def read(self, chunk: StagedBatch) -> memoryview | None:
-        """The bytes of a chunk, fewer where the file ends; None if that is gone."""
+        """Return the bytes of a chunk, fewer where the file ends; None if that is gone."""
         return self._store.get_range(chunk.file, chunk.position, chunk.size)
 
     def files(self, write: StagedWrite) -> dict[str, ObjectEntry]:
-        """The files of a write, of all its attempts and runs."""
+        """Return the files of a write, of all its attempts and runs."""
         return {each.key: each for each in self._store.list(self._files(write))}
 
     def manifest(self, write: StagedWrite) -> RecordVersion[WriteManifest] | None:
-        """The manifest; None if there is none."""
+        """Return the manifest; None if there is none."""
         return self._manifests.read(self._manifest(write))
 
     def create(self, write: StagedWrite, manifest: WriteManifest) -> RecordVersion[WriteManifest] | None:
@@ -162,7 +162,7 @@ class StagingArea:
         self._manifests.swap(self._manifest(write), done, found.version)  # else somebody else has done so
 
     def passed(self, write: StagedWrite) -> bool:
-        """Whether a later batch of the same query was begun, and so this one finished."""
+        """Return whether a later batch of the same query was begun, and so this one finished."""
         return next(self._store.list(f"{self._prefix}manifests/{write.name}.", self._manifest(write)), None) is not None
 
     def drop(self, write: StagedWrite) -> None:
@@ -191,7 +191,7 @@ class StagingArea:
         return delete_all(self._store, set(old) - self._named())
 
     def now(self) -> datetime:
-        """The time, as files have it."""
+        """Return the time, as files have it."""
         return datetime.fromtimestamp((self._clock.ticks() - UNIX_EPOCH_TICKS) / TICKS_PER_S, UTC)
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class StagingArea:
         self._store.close()
 
     def _named(self) -> set[str]:
-        """The files that are named by manifests."""
+        """Return the files that are named by manifests."""
         named: set[str] = set()
         for each in self._store.list(f"{self._prefix}manifests/"):
             found = self._manifests.read(each.key)
