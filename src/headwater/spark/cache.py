@@ -1,4 +1,4 @@
-"""What one session leaves for later ones, in a directory of this user: see java.py and home.py."""
+"""A per-user cache directory that sessions share: see java.py and home.py."""
 
 from __future__ import annotations
 

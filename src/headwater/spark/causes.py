@@ -1,4 +1,4 @@
-"""What went wrong on Spark, in one line for a person: the cause, without the stacks of two languages."""
+"""Extracts the cause of a failure on Spark as one line, without the stack traces of two languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions at work: each event is given to the code, and what that appends is one transaction with the event's ack.
+"""Runs functions: each event is passed to the code, and its appends are one transaction with the event's ack.
 
 An `Actor` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
 the function's place, and which counts failures, hands events out again and dead-letters them
@@ -34,7 +34,7 @@ _log = logging.getLogger("headwater")
 
 
 class Actor:
-    """A function at work in one thread; a `Part` of what a runner runs."""
+    """Runs a function in one thread; a `ViewWorker` of a runner."""
 
     def __init__(self, hw: Store, function: Function) -> None:
         self.name = function.name
@@ -134,7 +134,7 @@ class Actor:
 
 
 class BatchAbortedError(Exception):
-    """One of several events made their common transaction impossible: they are to be finished apart."""
+    """One of several events made their common transaction fail: they must be processed one by one."""
 
     def __init__(self, events: int) -> None:
         super().__init__(events)

@@ -1,8 +1,8 @@
 """Event sourcing: objects made of the events of one key, loaded and saved with care, on a directory or a server.
 
 An `Aggregate` decides by recording events and is changed by applying them, and in no other way. A `Repository` loads
-one from the events of its key and saves what it recorded, if nobody else has saved meanwhile. Snapshots are documents
-that a projection keeps (`App.aggregate`); they are never truth, and one that does not fit the log is passed over.
+one from the events of its key and saves its new events, unless another writer was first. Snapshots are documents
+that a projection keeps (`App.aggregate`); the log is authoritative, and a snapshot that does not fit it is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SNAPSHOT_EVENT = "_event"  # the field of a snapshot with the id of the event th
 
 
 class RecordedEvent(Event, frozen=True, gc=False):
-    """An event that was recorded and not saved. It has no place and no time yet."""
+    """An event that was recorded but not saved. It has no offset and no time yet."""
 
     @property
     def id(self) -> UUID:
@@ -36,7 +36,7 @@ class RecordedEvent(Event, frozen=True, gc=False):
 
 
 class Aggregate:
-    """What the events of one key make. Subclass it with a method `apply_<type>(self, event)` for each type of event.
+    """An object built from the events of one key. Subclass it with a method `apply_<type>(self, event)` for each type of event.
 
     A subclass that needs an `__init__(self, id)` calls that of this class. What is in its attributes must follow from
     the events alone; names that begin with an underscore are not kept in snapshots. For one thread at a time.

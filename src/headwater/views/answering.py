@@ -1,7 +1,7 @@
-"""The application's end of its connection to a server: it answers queries with a name, and ends when the server does.
+"""The application's end of its connection to a server: runs named queries, and ends with the server.
 
-A thread listens, up to `WORKERS` others answer. The listening one never waits for an answer, so that it hears at once
-when the server is gone, however that ended: the socket is closed with it.
+One thread reads, up to `WORKERS` others run queries. The reading thread never waits for a result, so that it notices
+at once when the server ends, however that happens: its socket closes.
 """
 
 from __future__ import annotations

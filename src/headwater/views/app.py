@@ -1,4 +1,4 @@
-"""An application: what a module of the user's declares. Nothing here runs anything; `runner` does."""
+"""An application: the projections, functions, queries and pipelines of a user's module. `runner` runs it."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class NamedQuery(msgspec.Struct, frozen=True):
-    """A query with a name: `ask(views, **arguments)`."""
+    """A named query: `ask(views, **arguments)`."""
 
     name: str
     ask: Callable[..., Any]
 
 
 class Shelf(msgspec.Struct):
-    """What an application wants of a binder."""
+    """The requirements of an application for a binder."""
 
     name: str
     indexes: list[str] = []

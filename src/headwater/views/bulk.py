@@ -1,4 +1,4 @@
-"""Filling a new binder with documents that were folded elsewhere: shard by shard, in parallel, by whatever folds them.
+"""Fills a new binder with documents that were folded elsewhere, shard by shard and in parallel.
 
 A shard is a scratch file with documents that no other shard has, and what was counted on the way. All shards together
 are what folding the same events one after the other would have made: the documents, the counts, the events that were
@@ -25,7 +25,7 @@ from headwater.views.folding import Halt
 
 
 class ProjectionRange(msgspec.Struct, frozen=True):
-    """What a projection has ahead of it: of each partition, the events from its start to before its end."""
+    """The events that a projection must process: of each partition, from its start to before its end."""
 
     projection: Projection
     starts: tuple[int, ...]
@@ -38,7 +38,7 @@ class ProjectionRange(msgspec.Struct, frozen=True):
 
 
 class ShardTally(msgspec.Struct):
-    """What a shard counted for one projection."""
+    """The counts of a shard for one projection."""
 
     folded: int = 0
     skipped: int = 0

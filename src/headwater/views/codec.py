@@ -1,4 +1,4 @@
-"""Documents as BSON: what a fold returns is stored as that, and what it is given was read from that."""
+"""Encodes documents as BSON, and decodes them for projection functions."""
 
 from __future__ import annotations
 

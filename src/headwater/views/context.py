@@ -1,4 +1,4 @@
-"""What the code of an application is given beside its arguments: `Views` to queries, `Context` to functions."""
+"""The first argument of an application's code: `Views` for queries, `Context` for functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.store import Store
 
 
 class Views:
-    """A log, to be read: what a query with a name is given. Safe from any thread."""
+    """A read-only log, passed to named queries. Safe from any thread."""
 
     def __init__(self, hw: Store) -> None:
         self._hw = hw
@@ -35,7 +35,7 @@ class Views:
 
 
 class Context(Views):
-    """What a function is given for one event, and may append with until it returns; for the thread that it runs in.
+    """Passed to a function for one event, to append until it returns; only for the thread that it runs in.
 
     What earlier events of the same batch appended is committed before anything is read, and before a version is
     expected: a function sees, and is compared with, all that it has done for the events before.

@@ -1,4 +1,4 @@
-"""One SQLite file with the documents of a binder and the places of what made them. Only this module opens SQLite.
+"""One SQLite file with the documents of a binder and the cursors of its projections. Only this module opens SQLite.
 
 Write-ahead logging with full syncs: a commit that has returned is durable, and readers never wait for a writer. SQLite
 writes, syncs and locks its own files; everything else that touches the disk goes through `storage.disk`.

@@ -1,8 +1,7 @@
 """The documents of a binder while a transaction changes them: bytes in, bytes out, written all at once.
 
-A fold is always given what was stored, decoded anew, so that what it does with the object it was given, or returned
-before, changes nothing. What was read and written is remembered, as long as nobody else writes to the binder. For one
-thread.
+A projection function always gets a fresh copy of the stored document, so that mutating an object it got or returned
+before has no effect. Documents are cached as long as no other connection writes to the binder. For one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _row = itemgetter(0)
 
 
 class Draft:
-    """What is changed, over what is stored. Used inside of `database.writing`, from `begin` to `write`."""
+    """Pending changes over the stored documents. Used inside of `database.writing`, from `begin` to `write`."""
 
     def __init__(self, connection: sqlite3.Connection, *, cache_bytes: int = 0, followed: bool = True) -> None:
         """Up to `cache_bytes` of documents are remembered, CACHE_BYTES unless it is said.

@@ -1,4 +1,4 @@
-"""What the code of an application raised, and for which event: as it is told, and kept."""
+"""An error raised by the code of an application, with its event, as it is shown and stored."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The files of binders: which one is read, and how another takes its place.
+"""The files of binders: the current one, and its replacement.
 
 `binders/<name>.sqlite` is a link to the file that is read, `<name>.<generation>.sqlite`. Replacing the link is what
-makes a rebuilt binder the current one, atomically. Whoever has the old file open goes on with it until it looks again.
+makes a rebuilt binder the current one, atomically. A reader of the old file continues with it until its next check.
 """
 
 from __future__ import annotations

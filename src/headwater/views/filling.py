@@ -1,6 +1,6 @@
 """A binder that a pipeline fills: documents that are computed elsewhere, and how far the pipeline has come with them.
 
-Both are in one file and change in one transaction, so that whoever dies and does the same again changes nothing. The
+Both are in one file and change in one transaction, so that a rerun after a crash is idempotent. The
 table `pipelines` is only in files that a pipeline fills: `run` names what all batches up to `batch` are of.
 """
 
@@ -35,7 +35,7 @@ _NOTE = "INSERT INTO pipelines (name, run, batch) VALUES (?, ?, ?) ON CONFLICT D
 
 
 class PipelineBatch(msgspec.Struct, frozen=True):
-    """What is written together: the pipeline, what it does this time, and the number of this part of it, from 0."""
+    """A batch that is written atomically: the pipeline, its run, and the number of the batch, from 0."""
 
     pipeline: str
     run: str

@@ -1,4 +1,4 @@
-"""Running a find: a plan over one snapshot of a binder, as documents that are read when they are asked for."""
+"""Runs a find: a plan over one snapshot of a binder, whose documents are read lazily."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ONE = "SELECT id, version, data FROM documents WHERE row = ?"
 
 
 class DocumentReader(Iterator[T]):
-    """What is read through one connection to a binder, as it was at one moment. For one thread at a time.
+    """Reads documents through one connection, from one snapshot of a binder. For one thread at a time.
 
     Raises Closed when the log was closed before its end.
 
     It holds a connection until its end, `close`, or the end of the object: close what you do not read to its end. As
-    long as it is open SQLite keeps what has been written since, in a file that grows; nobody waits for it.
+    long as it is open, the write-ahead log of SQLite grows; it blocks no writer.
     """
 
     _reader: BinderReader | None = None  # also where making it has failed
@@ -79,7 +79,7 @@ class DocumentReader(Iterator[T]):
 
 
 class FoundDocuments(DocumentReader[Document]):
-    """The documents that a find gives, as they were when it was asked."""
+    """The documents of a find, from a snapshot taken when it started."""
 
     def __init__(self, pool: Pool, reader: BinderReader, query: DocumentMatch) -> None:
         self._found = _documents(reader.connection, make_plan(reader.connection, query), query)
@@ -95,7 +95,7 @@ class StoredDocument(NamedTuple):
 
 
 class Results(DocumentReader[StoredDocument]):
-    """The documents that a find gives, as they are stored, and before the first how many there are.
+    """The stored documents of a find, and their number.
 
     Unless all documents are wanted in an order that they are kept in, each is looked at when this is made; what is kept
     of those that match is their row, in `held` bytes.

@@ -1,9 +1,9 @@
 """Following a binder: all documents, then those that change, from any process.
 
 A commit notes which documents it has changed (`Draft`), under a number. Documents are given as they are when they are
-read, a page at a time, so that no transaction stays open while somebody thinks. One that has changed since its page was
-read is given again later: what was given last is what it is. A place is `<generation>-<number>`: everything up to this
-commit of this file was given. In the midst of all documents it is `<generation>-<number>-.<id>`: the documents up to
+read, a page at a time, so that no transaction stays open between pages. One that has changed since its page was read
+is given again later: the last version given is the current one. A place is `<generation>-<number>`: everything up to
+this commit of this file was given. In the midst of all documents it is `<generation>-<number>-.<id>`: the documents up to
 this id were given, and what has changed since the commit is still to come.
 """
 
@@ -41,7 +41,7 @@ _ONE = "SELECT version, data FROM documents WHERE id = ?"
 
 
 class ChangePosition(NamedTuple):
-    """How far a follower is: in the commits of a file and, while `listing`, in its documents, up to an id."""
+    """The position of a follower: in the commits of a file and, while `listing`, in its documents, up to an id."""
 
     generation: str
     number: int
@@ -86,7 +86,7 @@ def latest(reader: BinderReader) -> ChangePosition:
 
 
 class DocumentChanges(Iterator[Change]):
-    """Changes of documents, as they come. For one thread; only `stop` may be called from others.
+    """A live stream of document changes. For one thread; only `stop` may be called from others.
 
     Ends when `timeout` seconds pass without a change, when it is stopped or closed, or the log is closed.
     """

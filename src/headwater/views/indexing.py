@@ -1,4 +1,4 @@
-"""Making an index over a field of documents that are there."""
+"""Creates an index on a field of existing documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What documents are sorted and found by: the value under a path as SQLite orders it (docs/VIEWS.md, "Binders").
+"""Index keys of documents: the value under a path as SQLite orders it (docs/VIEWS.md, "Binders").
 
 Numbers are SQLite's numbers and text its text, so that its own order is ours. Everything else is a blob that begins
 with the letter of its kind, behind all numbers and text. A key never contradicts the order in which a match compares:

@@ -1,4 +1,4 @@
-"""From what `--app` says to the application: `shop.py`, `shop.py:app`, `package.module` or `package.module:app`."""
+"""Loads the application that `--app` names: `shop.py`, `shop.py:app`, `package.module` or `package.module:app`."""
 
 from __future__ import annotations
 

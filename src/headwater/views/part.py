@@ -1,4 +1,4 @@
-"""What a runner runs, each in a thread of its own: projections and functions."""
+"""The interface of projections and functions to a runner, which runs each in its own thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ViewWorker(Protocol):
-    """A projection or a function at work."""
+    """A running projection or function."""
 
     name: str
 

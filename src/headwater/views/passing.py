@@ -1,4 +1,4 @@
-"""Reading what one has written: which events a read must come after, and how far the projections are."""
+"""Read your writes: the events that a read must come after, and the progress of the projections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HINT = "give the reference that append returned, as in at_least=ref"
 
 
 class ViewLag(msgspec.Struct, frozen=True):
-    """What is still to be waited for, in words. `never`: it will not come, unless another projection is made."""
+    """Describes the progress that a read waits for. `never`: it needs another projection."""
 
     told: str
     never: bool = False

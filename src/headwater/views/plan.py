@@ -1,4 +1,4 @@
-"""How the documents of a find are come by: through an index, in the order of ids, or all of them.
+"""Plans a find: through an index, in the order of ids, or by a full scan.
 
 An index only narrows down: every document that could match is among what a plan visits, and each is then compared by
 the match itself. Of documents in which an array is on the way an index knows no more than that, so they are always
@@ -34,7 +34,7 @@ ARRAYS_TOO = Range(ARRAY, ARRAY)
 
 
 class QueryPlan(NamedTuple):
-    """What is visited: the index over `path` or, if that is None, the documents by their ids.
+    """The documents to visit: by the index on `path` or, if that is None, by their ids.
 
     `ranges` are the parts of the index, in its order; None means all of it. If `ordered`, documents come in the order
     that was asked for; else they must be sorted.

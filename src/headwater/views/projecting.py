@@ -45,7 +45,7 @@ _log = logging.getLogger("headwater")
 
 
 class Projector:
-    """One projection at work in this process. `run` belongs to one thread; the rest may be called from any."""
+    """Runs one projection in this process. `run` belongs to one thread; the rest may be called from any."""
 
     def __init__(self, hw: Store, projection: Projection, together: Sequence[Projection]) -> None:
         """`together` are all projections of the application that fill the same binder, this one among them."""
@@ -96,7 +96,7 @@ class Projector:
             consumer.wake()
 
     def settled(self) -> bool:
-        """Return whether all present events of the topic are folded, by any process; raises Unavailable if it cannot be."""
+        """Return whether all present events are folded, by any process; raises Unavailable if they cannot be."""
         trouble = self._trouble
         if trouble is not None:
             raise Unavailable(f"projection {self.name!r} cannot continue: {trouble.message}", hint=trouble.hint)

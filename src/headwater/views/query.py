@@ -1,4 +1,4 @@
-"""What a user asks of a binder: checked, and compiled as far as that goes without looking at it."""
+"""A query of a binder, checked and compiled without reading the binder."""
 
 from __future__ import annotations
 

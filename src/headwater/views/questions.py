@@ -1,4 +1,4 @@
-"""What a server and its application say to each other: messages of JSON, each behind its length as a big-endian u32.
+"""The messages between a server and its application: JSON, each after its length as a big-endian u32.
 
 The application begins, with `Ready` or `BrokenApplication`. Then the server sends `QueryCall`s, and gets an
 `QueryReply` or a `QueryFailure` for each, in any order. Nothing in them is code. Bytes only; safe from any thread.
@@ -20,7 +20,7 @@ MESSAGE_BYTES_MAX = ANSWER_BYTES_MAX + QUESTION_BYTES_MAX
 
 
 class WireError(msgspec.Struct, frozen=True):
-    """An error, as it goes over a wire: what it tells, without where it was raised."""
+    """An error as it is sent: its message and facts, without its traceback."""
 
     kind: str
     code: str
@@ -42,7 +42,7 @@ class BrokenApplication(msgspec.Struct, frozen=True, tag="broken"):
 
 
 class QueryCall(msgspec.Struct, frozen=True):
-    """A query with a name, and its arguments."""
+    """A call of a named query."""
 
     id: int
     name: str
@@ -50,14 +50,14 @@ class QueryCall(msgspec.Struct, frozen=True):
 
 
 class QueryReply(msgspec.Struct, frozen=True, tag="answered"):
-    """What a query returned, as JSON."""
+    """The result of a query, as JSON."""
 
     id: int
     answer: msgspec.Raw
 
 
 class QueryFailure(msgspec.Struct, frozen=True, tag="failed"):
-    """Why a query returned nothing."""
+    """The error of a query."""
 
     id: int
     error: WireError

@@ -1,8 +1,8 @@
-"""Building a binder anew beside the one that is read, and putting it in its place.
+"""Rebuilds a binder beside the current one, and replaces that atomically.
 
 The new file is made by folding everything from the beginning. When it has nearly caught up, the old file is locked
 against writers, the last events are folded, at least as far as the old file has come, and the link is replaced: readers
-never see documents go back in time, and nobody waits but for that moment. Killed before that, nothing has happened.
+never see documents go back in time, and writers wait only for that moment. A crash before that has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], object]
 
 
 class RemoteFold(Protocol):
-    """What folds the bulk of history faster than one process can."""
+    """Folds the bulk of the history faster than one process can."""
 
     def fold(
         self,
@@ -144,7 +144,7 @@ def _untold(_done: int, _all: int) -> None:
 
 
 class _Build:
-    """A new file, and how far each projection has come in it."""
+    """A new file, and the progress of each projection in it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a binder's file tells of its projections: which, of which version, how far, and what stopped them."""
+"""The projections recorded in a binder's file: names, versions, cursors, and errors that stopped them."""
 
 from __future__ import annotations
 

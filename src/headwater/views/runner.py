@@ -21,7 +21,7 @@ LOOK_MAX_S = 0.2  # and between later ones: a look takes the time of a hundred e
 
 
 class Runner:
-    """An application at work in this process. Close it, or use it in a `with` statement, which starts it."""
+    """Runs an application in this process. Close it, or use it in a `with` statement, which starts it."""
 
     def __init__(self, hw: Store, app: App) -> None:
         """Raises Invalid for an application that cannot be run on this log."""

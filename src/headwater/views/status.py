@@ -1,7 +1,7 @@
-"""How projections and functions are: how far they have come, who runs them, and what has gone wrong.
+"""The state of projections and functions: progress, owners and errors.
 
-Everything is read from the files, so that any process can tell; nothing is changed by looking. What cannot be read is
-told in its place, and hides nothing else. Safe from any thread.
+Everything is read from files, so that any process can report it; nothing is changed. An unreadable file is reported
+in its place, and hides nothing else. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATE_S = 5.0  # a rate that is older says nothing about now
 
 
 class _ProjectionRow(NamedTuple):
-    """What a binder's file has of a projection."""
+    """A projection as recorded in a binder's file."""
 
     row: Row
     cursors: dict[int, int]

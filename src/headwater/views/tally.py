@@ -1,4 +1,4 @@
-"""What functions have done, counted: kept in `functions.sqlite`, so that another process can tell.
+"""The counters of functions, kept in `functions.sqlite`, so that another process can read them.
 
 The counts serve people, and nothing depends on them: they are written about once a second, without waiting for the
 disk, and what cannot be written is written later, or lost with the process. Where a function is, its consumer knows.

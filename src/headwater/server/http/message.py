@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class QueryParameters:
-    """The parameters of a request. Each getter takes a default for an absent one, and raises Invalid for a bad value."""
+    """The parameters of a request. Each getter takes a default, and raises Invalid for a bad value."""
 
     def __init__(self, raw: bytes) -> None:
         self._values: dict[str, bytes] = {}

@@ -75,7 +75,7 @@ def encode(batch: EventBatch, ids: Sequence[bytes] | None = None, *, bus: bool =
 
 
 def told(name: str, value: Any) -> bytes:
-    """Return an event of the server's own. It has no id: a client that reconnects before the next event gets it again."""
+    """Return an event of the server. It has no id: a client that reconnects before the next event gets it again."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(value))
 
 

@@ -1,4 +1,4 @@
-"""Building a binder anew on Spark: workers fold the history, shard by shard, and this process goes on from there.
+"""Rebuilds a binder on Spark: workers fold the history, shard by shard, and this process continues from there.
 
 Each shard has some of the documents, and its task reads all events that may change them, in order: of one partition,
 as long as documents are those of the event's key, else of all. Nothing is shuffled. A task leaves a file beside the new
@@ -56,7 +56,7 @@ def rebuild(spark: SparkSession, hw: Any, app: App, binder: str, progress: Progr
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What all tasks of a rebuild are given."""
+    """The input of all tasks of a rebuild."""
 
     log: str
     projections: bytes
@@ -66,7 +66,7 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """What a task gives back: its shard, or the error that kept it from that."""
+    """The result of a task: its shard, or its error."""
 
     shard: Shard | None = None
     error: ErrorBody | None = None

@@ -1,8 +1,8 @@
-"""Code of the user's on its way to the workers: functions by reference to their modules, or as they are.
+"""Sends user code to the workers: functions by reference to their modules, or by value.
 
 What is in the main program, a notebook or another function has no module, and is sent as it is. What a module has is
 imported there, from the same places as here; if a worker that served before has another file of that name, or an older
-text of it, it is loaded anew, so that a job never runs with code that it was not started with.
+text of it, it is reloaded, so that a job never runs with code that it was not started with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.views.loading import from_text
 
 
 class Module(msgspec.Struct, frozen=True):
-    """Where a module was loaded from, and what it said."""
+    """The file of a module, and its text."""
 
     name: str
     file: str
@@ -30,7 +30,7 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """Objects that hold functions, and what a worker needs to make them again."""
+    """Objects that hold functions, and the modules that a worker needs to restore them."""
 
     path: list[str]
     modules: list[Module]

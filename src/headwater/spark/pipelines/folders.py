@@ -1,4 +1,4 @@
-"""A directory of Parquet files that a pipeline writes, for anybody to read. Needs no Spark: others write the files.
+"""A directory of Parquet files that a pipeline writes. Needs no Spark: others write the files.
 
 As a whole, it is written beside the one that is read, and takes its place at once. Batch by batch, the files of a batch
 are written beside it, become certain by one rename of their directory, and are then moved in, one by one: a crash
@@ -31,7 +31,7 @@ class FolderProgress(msgspec.Struct, frozen=True):
 
 
 class PipelineFolder:
-    """The directory `path`, of one pipeline. `notes` is the file that tells how far its batches are."""
+    """The directory `path` of one pipeline. `notes` is the file that records the progress of its batches."""
 
     def __init__(self, path: Path, notes: Path, disk: Disk | None = None) -> None:
         self.path = path.absolute()

@@ -1,4 +1,4 @@
-"""What a pipeline is given: a frame for each of its topics, from where it begins to an end that is known before."""
+"""The input of a pipeline: a DataFrame for each of its topics, from its start to a fixed end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the pipelines of an application: each once over what is there, or streams for as long as they are wanted.
+"""Runs the pipelines of an application: each once over the present events, or streams until they are stopped.
 
 A run is planned before it begins, and the plan is kept: a batch that was killed is done again over the same events, and
 a stream goes on from its checkpoint. Whatever the place is that it writes to knows the name of the run, and takes what

@@ -1,4 +1,4 @@
-"""What is kept of a pipeline between its runs: what it is doing, how far it is, and who does it. Needs no Spark.
+"""The state of a pipeline between its runs: its plan, its progress, and its lock. Needs no Spark.
 
 Each has a directory: `lock`, held by who runs it; `plan.json`, which a run that was killed is gone on with; a
 `checkpoint-…` of Spark's for streams; and `status.json`, which is for people: nothing depends on it. Beside a log in a
@@ -44,7 +44,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct):
-    """How a pipeline is. Counts are of its last run, or of that which runs now; times are ISO 8601."""
+    """The state of a pipeline. Counts are those of its last or current run; times are ISO 8601."""
 
     name: str
     mode: Literal["batch", "stream"]

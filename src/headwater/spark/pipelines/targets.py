@@ -37,7 +37,7 @@ class StreamWrites:
 
 
 class PipelineWriter(Protocol):
-    """One place to write to."""
+    """The interface of a target."""
 
     def check(self) -> None:
         """Raise what can be told before anything is computed."""

@@ -1,4 +1,4 @@
-"""What Spark raises for a query, in words: without the Java behind it, or our own error where a task raised one."""
+"""Translates errors of Spark for a query: without the Java stack, or as our own error where a task raised one."""
 
 from __future__ import annotations
 

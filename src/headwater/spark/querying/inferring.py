@@ -1,4 +1,4 @@
-"""Which fields documents have, and of which types: found in a sample of them, for SQL. Needs no JVM.
+"""Infers the fields of documents and their types from a sample, for SQL. Needs no JVM.
 
 What has several types is text, which holds all of them as JSON. A field that the sample lacks is no column, and a value
 that does not fit is null, so a schema can always be given instead.

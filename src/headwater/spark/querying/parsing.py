@@ -1,4 +1,4 @@
-"""What a query of SQL names, told by Spark's own parser before anything is resolved: its tables, and which columns."""
+"""Finds the tables and columns that an SQL query names, with Spark's own parser and before anything is resolved."""
 
 from __future__ import annotations
 

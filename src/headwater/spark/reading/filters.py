@@ -1,4 +1,4 @@
-"""What Spark filters by, as far as the log can do it: ranges of offsets and times, topics, partitions, types, one key.
+"""Filters that Spark pushes down to the log: ranges of offsets and times, topics, partitions, types, one key.
 
 Ranges, topics and partitions narrow what is planned, types and a key what is read: batches that cannot hold them are
 skipped by the log's indexes. A filter is taken over only if no event can tell the difference. All others are left to
@@ -44,7 +44,7 @@ _MICROSECOND = timedelta(microseconds=1)  # Spark's times have no smaller part: 
 
 
 class Filters:
-    """What is left of a read by the filters that were taken over."""
+    """The pushed-down filters of a read."""
 
     def __init__(self, schema: StructType, wanted: EventFilter) -> None:
         """`wanted` is what the options ask for already."""

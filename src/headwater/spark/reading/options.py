@@ -1,4 +1,4 @@
-"""What a user says of a topic to read: options of Spark, which are texts, checked and parsed once on the driver.
+"""The options of a read: texts from Spark, checked and parsed once on the driver.
 
 Names of options do not distinguish cases, as everywhere in Spark. The contract is docs/SPARK.md.
 """

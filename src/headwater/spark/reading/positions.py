@@ -1,4 +1,4 @@
-"""How far a stream is: offsets of all partitions of its topics, and how far it may go next. Needs no Spark.
+"""The position of a stream: offsets of all partitions of its topics, and the limit of the next trigger. Needs no Spark.
 
 Spark keeps positions as JSON in its checkpoint and compares them as text: the same position must always be the same
 text. So topics are in order, and where a stream began in a topic stays in its position for ever.

@@ -1,4 +1,4 @@
-"""What every job reads with: the batches of the splits that were planned for a task. Needs no Spark.
+"""Reads the batches of the splits that were planned for a task. Needs no Spark.
 
 A split is a range of offsets of one partition, whose ends are pinned when the job is planned. Batches are put together
 to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.

@@ -1,4 +1,4 @@
-"""What a value of JSON or BSON data is as a type of Arrow: the exact rules, one value at a time. Needs no Spark.
+"""Converts values of JSON or BSON data to types of Arrow: the exact rules, one value at a time. Needs no Spark.
 
 `fields` reads whole chunks with Arrow's parser, and takes these rules where that does not understand a chunk. Texts of
 times and dates go through the same functions of Arrow in both, so that they mean the same.

@@ -1,4 +1,4 @@
-"""What the columns of a DataFrame are to a topic, and its Arrow batches as events: `data`, `key`, `type`, `meta`.
+"""Maps the columns of a DataFrame to the fields of events: `data`, `key`, `type`, `meta`.
 
 Needs no Spark. A layout is made in the driver, where it refuses what cannot be written before a task begins.
 """

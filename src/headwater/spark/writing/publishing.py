@@ -2,7 +2,7 @@
 
 1. A manifest of the staged files is created, if there is none: from then on, it is what counts.
 2. Its chunks are appended, partition after partition, each as a request of a producer with the next seq. The log knows
-   what it has of them, so that whoever finishes what another began leaves those out.
+   which of them it has, so that a rerun skips those.
 3. All is synced, and the manifest is marked as finished.
 4. The files go, and what was remembered of the batches before.
 

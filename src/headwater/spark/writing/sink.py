@@ -1,7 +1,7 @@
 """Writing into topics: `df.write.format("headwater")` and `df.writeStream`, exactly once.
 
 Tasks stage what they have (staging.py), already encoded (spreading.py); the driver publishes it when all are done
-(publishing.py). An attempt that fails, is killed or loses a race leaves only a file that nobody names.
+(publishing.py). An attempt that fails, is killed or loses a race leaves only an unreferenced file.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str
 
 
 class StagedFiles(WriterCommitMessage):
-    """What an attempt of a task has staged: the one file, and the batches in it."""
+    """The staged output of a task's attempt: one file, and the batches in it."""
 
     def __init__(self, write: StagedWrite, sent: list[PublishedBatch]) -> None:
         self.write = write
@@ -175,7 +175,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The writes of a streaming query, batch by batch. Made anew for each."""
+    """The writes of a streaming query. Created for each batch."""
 
     def __init__(self, chosen: SinkSettings) -> None:
         self._chosen = chosen

@@ -1,4 +1,4 @@
-"""Where a job keeps events between its tasks and its commit: one file for each attempt of a task, and a manifest.
+"""Staged writes: events between the tasks of a job and its commit, one file for each attempt of a task, and a manifest.
 
 A file holds encoded batches (docs/FORMAT.md, "Staged writes"), each of one topic and partition, in the order of its
 rows. It is put by the store as a whole, under a name that no other attempt has, so nobody ever sees a part of one. What
@@ -36,7 +36,7 @@ JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: nobody can b
 
 
 class StagedWrite(msgspec.Struct, frozen=True):
-    """Which write it is: of all who have the same name and batch, one is published."""
+    """Identifies a write: of all attempts with the same name and batch, one is published."""
 
     name: str
     batch: int = 0
@@ -93,7 +93,7 @@ class StagedPartition(msgspec.Struct, frozen=True):
 
 
 class WriteManifest(msgspec.Struct, frozen=True):
-    """What a write publishes. Of one that is `finished`, only the counts are kept."""
+    """The contents of a write. Of one that is `finished`, only the counts are kept."""
 
     created_ms: int
     events: int
@@ -218,7 +218,7 @@ class StagingArea:
 
 
 class _UnsyncedDisk(Disk):
-    """Files that need not outlive a crash, because whoever could use them does not: nothing is synced."""
+    """Files that need not survive a crash, because their only user does not: nothing is synced."""
 
     def fdatasync(self, _fd: Any) -> None:
         """Nothing."""
