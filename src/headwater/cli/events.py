@@ -66,7 +66,7 @@ def data_text(event: Event, limit: int | None = None) -> str:
 
 
 def event_tabs(event: Event) -> bytes:
-    """Partition, offset, time, type, key and data, apart by tabs, with nothing shortened."""
+    """Return partition, offset, time, type, key and data, tab-separated, with nothing shortened."""
     cells = (
         str(event.partition),
         str(event.offset),
@@ -162,5 +162,5 @@ class Printer:
 
 
 def type_colour(type: str) -> str:
-    """The same colour for the same type, always."""
+    """Return the colour of a type, which is always the same."""
     return TYPE_COLOURS[zlib.crc32(type.encode()) % len(TYPE_COLOURS)]

@@ -34,7 +34,7 @@ def app_argument(function: Any) -> Any:
 
 
 def data_argument(function: Any) -> Any:
-    """Return the log, which is `data` unless it is told."""
+    """Return the argument DATA, a log; `data` by default."""
     argument = click.argument("data", metavar="[DATA]", default="data", shell_complete=complete_directory)
     return argument(server_options(function))
 

@@ -47,7 +47,7 @@ def restore(
 
     The same topics, offsets, times and ids, whole or up to an offset or a time, which are not included. Everything that
     is fetched is verified. DATA appears when all of it is there; if it is interrupted, the same command goes on.
-    Consumers and documents are not archived: consumers begin anew, projections fold again.
+    Consumers and documents are not archived: consumers start again, projections are rebuilt.
     """
     if to is not None and to_time is not None:
         raise click.UsageError("--to and --to-time exclude each other")

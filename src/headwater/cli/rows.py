@@ -28,7 +28,7 @@ def print_table(table: pa.Table) -> None:
 
 
 def write_table(table: pa.Table, out: IO[bytes]) -> None:
-    """The same into a file, as wide as it needs to be."""
+    """Write a table to a file, as wide as it needs to be."""
     from rich.console import Console
 
     text = io.StringIO()

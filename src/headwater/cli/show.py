@@ -22,7 +22,7 @@ WIDE = 240  # columns of a table that goes to a file or a program
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 AGES = ((60, "s", 1), (3600, "min", 60), (86_400, "h", 3600), (float("inf"), "d", 86_400))
 
-# Control characters in events must not steer the terminal of whoever looks at them.
+# Control characters in events must not control the reader's terminal.
 ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
@@ -125,7 +125,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def note(text: str) -> None:
-    """A remark for a person who watches; nobody else sees it."""
+    """Print a remark, only on a terminal."""
     if is_terminal(sys.stderr):
         click.echo(click.style(text, dim=True), err=True)
 
@@ -143,5 +143,5 @@ def json_line(told: Any) -> str:
 
 
 def warn(text: str) -> None:
-    """Something that whoever started the command should know, on stderr."""
+    """Print a warning on stderr."""
     click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {text}", err=True)

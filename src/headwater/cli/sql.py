@@ -29,7 +29,7 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
-TABLE_ROWS = 1000  # that a table has unless it is told otherwise
+TABLE_ROWS = 1000  # the default limit of a table
 
 
 @command(

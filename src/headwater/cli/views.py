@@ -78,7 +78,7 @@ def in_directory(hw: Store, verb: str, rest: str) -> Store:
 
 
 def load_app(address: str) -> App:
-    """Return the application; what it raises while it is imported is told with its traceback."""
+    """Return the application; an error while it is imported is printed with its traceback."""
     from headwater.views.loading import load
 
     try:

@@ -34,7 +34,7 @@ class Access(Protocol):
     """
 
     authenticates: bool
-    """Whether it asks who somebody is at all. One that does not is for loopback, or for `--insecure`."""
+    """Return whether it authenticates at all. If not, it is for loopback, or for `--insecure`."""
 
     challenge: str
     """The value of `WWW-Authenticate` in answers that say 401; empty for none."""
@@ -117,7 +117,7 @@ def require(user: User, action: Action, topic: str | None) -> None:
 
 
 def check_exposure(host: str, access: Access, *, insecure: bool = False, tls: bool = False) -> None:
-    """Refuse to serve the network without asking who somebody is, unless that is wanted.
+    """Refuse to serve the network without authentication, unless `--insecure` is given.
 
     Raises Invalid with the code `exposed`. Warns where everyone may do everything, and of secrets sent in the clear.
     """

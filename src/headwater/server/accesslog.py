@@ -23,7 +23,7 @@ from headwater.server.http.parameters import QUERY_NAMES
 QUEUE_MAX = 10_000  # lines that wait: at most some 20 MB, and what a second of a busy server brings
 LINES_PER_WRITE = 1000
 FLUSH_S = 0.25  # how late a line may be
-CLOSE_S = 5.0  # how long the end of the server waits for whoever reads the log through a pipe, and does not
+CLOSE_S = 5.0  # how long a stopping server waits for a slow reader of the log's pipe
 TARGET_CHARS_MAX = 1024  # a longer address is cut
 STANDARD_ERROR = 2
 TICKS_PER_SECOND = 10_000_000
@@ -35,7 +35,7 @@ class RequestRecord(NamedTuple):
 
     ticks: int
     client: str  # the address
-    user: str  # empty if nobody is known
+    user: str  # empty if not authenticated
     method: str
     target: str  # the path and the query as they were asked for, not decoded
     route: str  # the pattern of the path; empty if there is none
@@ -155,7 +155,7 @@ class AccessLog:
     def _write(self, data: bytes) -> bool:
         try:
             self._disk.append(self._fd, b"\n" + data if self._torn else data)
-        except OSError:  # a full disk, a pipe that nobody reads: told by a notice as soon as there is room
+        except OSError:  # a full disk, or a pipe without a reader: a notice follows as soon as there is room
             self._torn = True
         else:
             self._torn = False

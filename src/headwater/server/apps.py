@@ -22,9 +22,9 @@ from headwater.server.metrics import ApplicationMeter
 from headwater.views import questions
 from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
 
-END_S = 10.0  # how long it may take to end when it is told to; then it is killed
+END_S = 10.0  # how long it may take to stop; then it is killed
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0  # before it is started again
-WELL_S = 60.0  # who lived so long was not ill from the start: the pauses begin anew
+WELL_S = 60.0  # after this long, a start counts as successful: delays start again from the first
 
 _log = logging.getLogger("headwater.server")
 
@@ -200,7 +200,7 @@ class _ApplicationProcess:
             ending.cancel()
 
     async def end(self) -> None:
-        """Have it end, by force if it takes too long; whoever waits for an answer hears of it."""
+        """Stop it, by force if it takes too long; pending queries fail."""
         if self._listening is not None:
             self._listening.cancel()
         down = Unavailable("the application has ended", hint="it is being started again", code="application_down")
@@ -225,7 +225,7 @@ class _ApplicationProcess:
             while True:
                 said = await self._receive()
                 answer = self._waiting.get(said.id) if isinstance(said, QueryReply | QueryFailure) else None
-                if answer is None or answer.done():  # nobody waits any more
+                if answer is None or answer.done():  # the caller no longer waits
                     continue
                 if isinstance(said, QueryReply):
                     answer.set_result(bytes(said.answer))

@@ -176,7 +176,7 @@ class Channel(Follower):
             self.done()
 
     def fail(self, error: Exception) -> None:
-        """Reading failed: nobody gets any more."""
+        """End all subscriptions because reading failed."""
         for subscription in list(self.subscriptions):
             subscription.fail(error)
 
@@ -309,7 +309,7 @@ class ChannelSubscription:
                 self._offsets, self._last_id = self._channel.offsets, self._channel.last_id or self._last_id
 
     def fail(self, error: Exception) -> None:
-        """It cannot go on: the client is told why, unless the topic was deleted, and the stream is ended."""
+        """End the stream with an error to the client, unless the topic was deleted."""
         if self._ended:
             return
         deleted = isinstance(error, NotFound) and error.code == "topic_deleted"

@@ -177,7 +177,7 @@ class RemoteMember:
             self._heard_s = monotonic()
 
     def settle(self, said: Settlement) -> list[bool]:
-        """Take what the client says of events; tells of each that failed whether it was set aside.
+        """Apply acks and failures of a client; returns for each failure whether the event was dead-lettered.
 
         Raises Fenced if something of it came too late, when all the rest is taken.
         """
@@ -210,7 +210,7 @@ class RemoteMember:
         self.consumer.stop()
 
     def handed_out(self, partition: int, offset: int) -> Event:
-        """Return a stand-in for an event that was handed out: whoever acks looks at its place alone."""
+        """Return a stand-in for an event that was handed out: an ack uses only its position."""
         return Event(self.consumer.topic, partition, offset, 0, "", None, b"", "bytes", 0)
 
     def done(self, partition: int, first: int, end: int) -> None:
@@ -433,7 +433,7 @@ class RemoteMember:
                 self.consumer.abandon()
         except HeadwaterError as trouble:
             error = error or trouble
-        finally:  # whatever happened, somebody may wait for its end
+        finally:  # in any case, as a caller may wait for its end
             for each in asked:
                 each.tell(member_gone())
             if loop is not None:
@@ -452,7 +452,7 @@ def member_gone(lease_s: float | None = None) -> Fenced:
 
 
 def taken_over(name: str) -> Fenced:
-    """Somebody else has what a member had for itself."""
+    """Return the error for an exclusive member that was taken over."""
     return Fenced(
         f"consumer {name!r} was taken over, or moved by a seek",
         hint="subscribe again; events that were not acknowledged are delivered again",
@@ -464,7 +464,7 @@ def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], told: ob
 
 
 def _resolve(answer: asyncio.Future[Any], told: object) -> None:
-    if answer.done():  # whoever asked has gone
+    if answer.done():  # the caller has gone
         return
     if isinstance(told, BaseException):
         answer.set_exception(told)
@@ -475,5 +475,5 @@ def _resolve(answer: asyncio.Future[Any], told: object) -> None:
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     try:
         loop.call_soon_threadsafe(function)
-    except RuntimeError:  # the loop is closed: the server has ended, and nobody waits
+    except RuntimeError:  # the loop is closed: the server has ended, and there are no waiters
         _log.debug("a member outlived its event loop")

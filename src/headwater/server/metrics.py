@@ -1,6 +1,6 @@
 """The server's counters: plain numbers, because a request takes 20 µs and may spend one of them on counting.
 
-`Metrics` belongs to the loop's thread, which alone changes it; whoever shows it (server/prometheus.py) reads it from
+`Metrics` belongs to the loop's thread, which alone changes it; its exporter (server/prometheus.py) reads it from
 another thread, one number or one copied list at a time. Syncs are counted where they are made, by `CountingDisk`.
 """
 
@@ -22,7 +22,7 @@ REQUEST_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 OTHER = "other"  # the label of what has none of its own; a topic of this name is counted there too
 METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TCP"))  # the last: frames over TCP
-TOPICS_MAX = 100  # labels are remembered for ever, here and by whoever scrapes: what more topics do is added up
+TOPICS_MAX = 100  # labels are kept forever, here and in Prometheus: further topics are added up
 CODES_MAX = 200  # ours are some dozens; a plug-in may bring its own
 
 

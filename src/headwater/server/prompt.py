@@ -43,4 +43,4 @@ def write(answers: Iterable[Prompt]) -> None:
             answer.sent = os.write(answer.way.number, answer.made)
             answer.written = answer.sent == len(answer.made)
         except OSError:
-            continue  # there is no room, or nobody any more: the loop sees to it
+            continue  # the socket is full or closed: the loop handles it

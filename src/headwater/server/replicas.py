@@ -19,6 +19,6 @@ class Replicas:
         self.threads = ThreadPoolExecutor(threads, "headwater-replica")
 
     def close(self) -> None:
-        """Answer those who wait, and let go of the threads."""
+        """Answer waiting requests, and release the threads."""
         self.source.stop()
         self.threads.shutdown(wait=True, cancel_futures=True)

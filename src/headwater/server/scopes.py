@@ -81,7 +81,7 @@ class User:
         return f"User({self.name!r}, {', '.join(map(str, self.scopes))!r})"
 
     def may(self, action: Action, topic: str | None) -> bool:
-        """Whether the user may do this to the topic. None stands for all topics, also future ones: the pattern `*`."""
+        """Return whether the user may do this to the topic. None means all topics, also future ones: pattern `*`."""
         decision = self._decisions.get((action, topic))
         if decision is None:
             if len(self._decisions) >= SERVER_DEFAULTS.user_decisions_max:

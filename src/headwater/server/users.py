@@ -126,7 +126,7 @@ class Users:
                 if other is not user:
                     message = f"the subject {subject!r} belongs to both {other.name!r} and {name!r}"
                     raise Invalid(message, code="bad_users", subject=subject)
-        # A password that nobody has: whoever names no user waits as long as one who does.
+        # A password of no user, so that a login with an unknown name takes as long as any other.
         costs = [account.password.cost for account in accounts.values() if account.password is not None]
         self.nobody = Password(max(costs, key=lambda cost: cost.n * cost.r * cost.p, default=COST), b"", b"")
 

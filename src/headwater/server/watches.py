@@ -15,7 +15,7 @@ from typing import Any
 from headwater.errors import HeadwaterError
 from headwater.log.topic_cursor import CursorBell, TopicCursor
 
-SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies in the midst of a commit wakes nobody
+SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies during a commit sends no wake-up
 
 
 class Follower(ABC):
@@ -180,7 +180,7 @@ class Watches:
                 self._end(watch)
 
     def close(self) -> None:
-        """End all threads, and wait for that: nobody reads from the log any more."""
+        """End all threads, and wait until none reads from the log."""
         for watch in set(self._by_topic.values()):
             self._end(watch)
         self._by_topic.clear()

@@ -49,7 +49,7 @@ class AckWindow:
                 self.bytes -= size
 
     def hold(self, fences: Mapping[int, int]) -> bool:
-        """Forget partitions that are held no more, or anew; tells whether there were any."""
+        """Forget partitions that were lost or taken again; returns whether there were any."""
         lost = False
         for partition, fence in self._fences.items():
             if fences.get(partition) != fence:

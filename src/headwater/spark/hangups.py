@@ -15,7 +15,7 @@ _DAEMON = "pyspark.daemon"
 
 
 def keep_silent() -> None:
-    """In a process of the daemon's, have it print no exception that only says that nobody listens; else nothing."""
+    """Suppress exceptions of closed connections in a process of the daemon; do nothing elsewhere."""
     main: Any = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) == _DAEMON:
         main.traceback = _Traceback()

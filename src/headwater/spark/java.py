@@ -48,7 +48,7 @@ def home() -> Path:
     """Return a directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
     java = _java()
     if _is_ours(java):
-        return java.parent.parent  # whoever started this process has a session, too
+        return java.parent.parent  # the parent process has a session, too
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
     if told.returncode:
         raise Unsupported(f"{java} does not run: {told.stderr.strip()}", hint="pip install 'headwater[java]'")

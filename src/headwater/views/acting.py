@@ -2,7 +2,7 @@
 
 An `Actor` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
 the function's place, and which counts failures, hands events out again and dead-letters them
-(consumers/log_consumer.py). A `Shift` is one time of being a member: whatever cannot be gone on with, as a partition
+(consumers/log_consumer.py). A `Shift` is one membership: any failure that it cannot recover from, such as a partition
 that was taken over or a full disk, ends it, and what was in hand comes again.
 """
 
@@ -76,7 +76,7 @@ class Actor:
             consumer.stop()
 
     def settled(self) -> bool:
-        """Whether all events that are there were handled or set aside, durably. True while the topic is not there.
+        """Return whether all present events were handled or dead-lettered, durably. True while there is no topic.
 
         Raises Unavailable if something keeps it from going on.
         """

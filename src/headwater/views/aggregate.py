@@ -36,7 +36,7 @@ class RecordedEvent(Event, frozen=True, gc=False):
 
 
 class Aggregate:
-    """An object built from the events of one key. Subclass it with a method `apply_<type>(self, event)` for each type of event.
+    """Built from the events of one key. Subclass it with a method `apply_<type>(self, event)` for each type of event.
 
     A subclass that needs an `__init__(self, id)` calls that of this class. What is in its attributes must follow from
     the events alone; names that begin with an underscore are not kept in snapshots. For one thread at a time.
@@ -135,7 +135,7 @@ class Repository(Generic[A]):
         """Append what was recorded, all or nothing, durably unless the log was opened otherwise.
 
         Raises Conflict if the key has got other events since it was loaded, or since the last save: then nothing was
-        appended, and the aggregate is as before. Load it again, and decide anew.
+        appended, and the aggregate is unchanged. Load it again, and decide again.
         """
         changes = aggregate._changes
         if not changes:

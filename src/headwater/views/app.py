@@ -48,7 +48,7 @@ class Projection(msgspec.Struct, frozen=True):
 
     @property
     def by_event_key(self) -> bool:
-        """Whether its documents are those of the event's key, so that one partition has all events of a document."""
+        """Return whether its documents are those of the event's key: one partition has all events of a document."""
         return self.key is None and not self.many
 
 

@@ -86,7 +86,7 @@ class LocalBinder:
         limit: int | None = None,
         over: Callable[[], bool] = lambda: False,
     ) -> Results:
-        """The same as they are stored, and how many there are, all at one moment: for servers.
+        """Return the stored documents of a find and their number, from one snapshot: for servers.
 
         `over` is asked again and again whether they are still wanted: raises Closed if not.
         """

@@ -69,7 +69,7 @@ def load(
     the same id: then the file is as it was.
     """
     tallies = {span.projection.name: _together(shards, span.projection) for span in spans}
-    # Nobody reads the file yet, so a large transaction need not be written twice, first beside it and then into it.
+    # The file has no readers yet, so a large transaction need not go through a write-ahead log first.
     connection.execute("PRAGMA journal_mode = MEMORY")
     try:
         files = [Path(shard.file) for shard in shards]

@@ -120,7 +120,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def create_scratch(path: Path, fields: Sequence[str]) -> sqlite3.Connection:
-    """A new file with the tables of a binder, which one process fills for another and nobody needs after a crash.
+    """Return a connection to a new scratch file with the tables of a binder, which need not survive a crash.
 
     Documents have room for what indexes over these fields sort by; the indexes themselves are not made.
     """
@@ -156,7 +156,7 @@ def attached(connection: sqlite3.Connection, paths: Sequence[Path]) -> Iterator[
 def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
     """Return a connection to the file with the counts of functions, whose commits do not wait for the disk.
 
-    Made if it is not there, with `create`; else raises NotFound. Whoever has it open is never waited for for long.
+    With `create`, a missing file is created, else raises NotFound. Waits at most COUNTS_BUSY_S for other connections.
     """
     with translated(path):
         connection = _connect(path, "rwc" if create else "rw", COUNTS_BUSY_S)
@@ -193,7 +193,7 @@ def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connectio
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection, give_up: Callable[[], bool] | None = None) -> Iterator[sqlite3.Connection]:
-    """Return a transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well.
+    """Return an exclusive write transaction, committed durably if the block ends without an error.
 
     It waits for others that write; with `give_up`, that is asked now and then whether to go on waiting.
     """

@@ -25,7 +25,7 @@ ENTRY_BYTES = 200  # what an entry of the cache takes beside its document
 DECODED_BYTES = 256 * 1024  # of documents that are decoded together
 LOADED_MAX = 10_000  # ids in one statement
 CHANGES_KEPT = (
-    1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
+    1_000_000  # ids of changed documents that are kept for followers; one that is further behind starts again
 )
 
 Fold = Callable[[Any, Event], Any]
@@ -40,7 +40,7 @@ class Draft:
     def __init__(self, connection: sqlite3.Connection, *, cache_bytes: int = 0, followed: bool = True) -> None:
         """Up to `cache_bytes` of documents are remembered, CACHE_BYTES unless it is said.
 
-        `followed`: what is changed is noted for those who follow. A file that nobody follows is one that is to be read
+        `followed`: changes are recorded for followers. A file without followers is one that is to be read
         as a whole: its documents are written in the order of ids.
         """
         self._cache_bytes = cache_bytes
@@ -67,7 +67,7 @@ class Draft:
     def full(self) -> bool:
         """Return whether so much is remembered that it should be written, and forgotten at the next `begin`.
 
-        What was replaced counts too, until all is counted anew.
+        Replaced documents count too, until all are counted again.
         """
         entries = len(self._data) * ENTRY_BYTES
         most = self._cache_bytes or CACHE_BYTES

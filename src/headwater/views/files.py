@@ -66,7 +66,7 @@ class Files:
             while (found := self._disk.readlink(link)) != before:
                 if self._disk.inode(self.path / found) is not None:
                     return self.path / found
-                before = found  # it was replaced in between and removed; else somebody has deleted the file
+                before = found  # it was replaced in between and removed; otherwise the file was deleted by hand
         except OSError:
             pass  # there is no link
         raise NotFound(
@@ -103,7 +103,7 @@ class Files:
                 self._sweep(name)
 
     def is_building(self, name: str) -> bool:
-        """Return whether another process, or another thread, builds a new file now. Nobody waits for the answer."""
+        """Return whether another process, or another thread, builds a new file now. Does not block."""
         try:
             fd = self._disk.open_write(self._lock(name))
         except OSError:

@@ -102,7 +102,7 @@ class Results(DocumentReader[StoredDocument]):
     """
 
     def __init__(self, pool: Pool, reader: BinderReader, query: DocumentMatch, over: Callable[[], bool]) -> None:
-        """`over` tells that nobody wants them any more, while it is looked for them: raises Closed."""
+        """Open a find; `over` is polled during the search to cancel it, which raises Closed."""
         connection = reader.connection
         plan = make_plan(connection, query)
         if query.matcher is None and plan.ordered:

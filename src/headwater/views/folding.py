@@ -157,7 +157,7 @@ class DocumentFold:
         self._failed.append(told)
 
     def write(self, reached: Mapping[int, int], *, missed: int = 0, rate: float | None = None) -> None:
-        """Write the documents, how far each partition was read, and what is told of it; the caller commits."""
+        """Write the documents, the cursor of each partition, and the counters; the caller commits."""
         name, execute = self._projection.name, self._connection.execute
         self._draft.write()
         for partition, next in reached.items():

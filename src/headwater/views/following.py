@@ -3,7 +3,7 @@
 A commit notes which documents it has changed (`Draft`), under a number. Documents are given as they are when they are
 read, a page at a time, so that no transaction stays open between pages. One that has changed since its page was read
 is given again later: the last version given is the current one. A place is `<generation>-<number>`: everything up to
-this commit of this file was given. In the midst of all documents it is `<generation>-<number>-.<id>`: the documents up to
+this commit of this file was given. While listing documents it is `<generation>-<number>-.<id>`: the documents up to
 this id were given, and what has changed since the commit is still to come.
 """
 
@@ -26,7 +26,7 @@ from headwater.views.pool import BinderReader, Pool
 from headwater.views.watching import BinderWatch
 
 PAGE_DOCUMENTS = 500  # that are read at once
-PAGE_BYTES = 256 * 1024  # and what they may have, but for the last: what somebody holds who is slow to take them
+PAGE_BYTES = 256 * 1024  # the bytes of a page, except for its last document: held in memory for a slow follower
 GROUP_IDS = 5000  # ids of changed documents that are gathered, so that one that changes often is given once
 GROUP_COMMITS = 256
 NUMBER_DIGITS_MAX = 18

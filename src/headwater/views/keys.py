@@ -3,7 +3,7 @@
 Numbers are SQLite's numbers and text its text, so that its own order is ours. Everything else is a blob that begins
 with the letter of its kind, behind all numbers and text. A key never contradicts the order in which a match compares:
 of two values of one kind, the higher one never has the lower key. What cannot be told from its neighbours by such a
-key, as decimals that no float holds, has the same one: whoever finds by it compares the documents themselves.
+key, as decimals that no float holds, has the same one: a find then compares the documents themselves.
 """
 
 from __future__ import annotations

@@ -67,5 +67,5 @@ def _from_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # something that it imports is missing: that is told as it is
+            raise  # a module that it imports is missing: raised unchanged
         raise NotFound(f"no such module: {name!r}", hint="for a file, use --app shop.py", code="no_such_app") from None

@@ -62,7 +62,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         }
 
     def fingerprint(self) -> str:
-        """The same as long as `declared` is."""
+        """Return a hash that depends only on `declared`."""
         return hashlib.sha256(json.dumps(self.declared(), sort_keys=True).encode()).hexdigest()[:16]
 
 

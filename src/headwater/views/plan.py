@@ -67,7 +67,7 @@ class QueryPlan(NamedTuple):
                 yield f"{source} WHERE {column} >= ? AND {column} <= ?{order}", (low, high)
 
     def describe(self) -> str:
-        """The same in words."""
+        """Return the plan in words."""
         if self.path is None:
             way = "all documents, by id" if self.ordered else "all documents"
         elif self.ranges is None:
@@ -171,12 +171,12 @@ def _ranges(operator: str, operand: Any) -> list[Range] | None:
 
 
 def _ranges_of_denied(operator: str) -> list[Range] | None:
-    """The same for an operator that does not hold."""
+    """Return the ranges of keys for which an operator does not hold."""
     return [NOTHING] if operator == "$exists" else None
 
 
 def _is_stored(key: Key) -> bool:
-    """Whether a document can have it: text that is not quite text can be asked for, but neither stored nor found."""
+    """Return whether a document can hold the value: text with lone surrogates can be neither stored nor found."""
     try:
         key.encode() if isinstance(key, str) else None
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from headwater.store import Store
 from headwater.views import database
 from headwater.views.files import Files, generation
 
-FREE_MAX = 8  # connections that are kept when nobody uses them: each has a cache, and three descriptors
+FREE_MAX = 8  # idle connections that are kept: each has a cache, and three descriptors
 OPENED_TRIES = 100  # files that may be replaced while they are being opened, before it is given up
 
 _inherited: list[object] = []  # SQLite forbids a forked child to touch, and so to close, the connections of its parent
@@ -113,7 +113,7 @@ class Pool:
         return database.translation(self._files.path / reader.file, error)
 
     def discard(self, reader: BinderReader) -> None:
-        """Close a connection instead of giving it back: it failed, or nobody wants it."""
+        """Close a connection instead of giving it back: it failed, or is not needed."""
         if reader.pid != os.getpid():
             _inherited.append(reader)
         else:

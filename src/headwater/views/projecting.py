@@ -167,16 +167,16 @@ class Projector:
             if (row.topic_uuid, row.version) == wanted:
                 self._refused = None
                 if row.state != "running":
-                    return LOOK_S  # until somebody resumes it
+                    return LOOK_S  # until it is resumed
                 self._live(connection, file, topic)
             elif self._refused == wanted and row.error is not None:
-                return LOOK_S  # it cannot be built, and nobody has asked for another try
+                return LOOK_S  # it cannot be built, and no retry was requested
             else:
                 return self._rebuild(connection, file, wanted)
         return 0.0
 
     def _rebuild(self, connection: sqlite3.Connection, file: Path, wanted: tuple[str, int]) -> float:
-        """Build the binder anew instead of this file, unless another process does."""
+        """Rebuild the binder instead of this file, unless another process does."""
         try:
             rebuild(self._hw, self._together, instead_of=file, wait=False, stop=self._stopping.is_set)
         except Halt as halt:
@@ -211,7 +211,7 @@ class Projector:
             self._consumer = consumer
             try:
                 if registry.topic_of(self._hw, projection.topic).uuid != topic.uuid:
-                    return  # it was made anew just before: these events are not the ones that the cursors count
+                    return  # it was recreated just before: the cursors do not belong to these events
                 while not self._stopping.is_set() and self._round(consumer):
                     pass
             finally:
@@ -248,7 +248,7 @@ class Projector:
             if next > self._next[partition] and partition in consumer.fences:
                 consumer.ack_to((partition, next - 1))
         self._next.update(reached)
-        if halted is not None:  # how often it failed is forgotten: whoever resumes the projection has it tried again
+        if halted is not None:  # its failures are forgotten: resuming the projection retries the event
             consumer.seek(halted.offset, halted.partition)
         return halted is None
 
@@ -287,7 +287,7 @@ class Projector:
         reached.update(places)
 
     def _pass_aside(self) -> None:
-        """Note the events that were set aside, which come before all that was taken after them."""
+        """Record the quarantined events, which come before all events taken after them."""
         aside, self._aside = self._aside, []
         for event, error in aside:
             if event.offset < self._reached.get(event.partition, self._next[event.partition]):

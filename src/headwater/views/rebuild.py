@@ -66,7 +66,7 @@ def rebuild(
     progress: Progress | None = None,
     elsewhere: RemoteFold | None = None,
 ) -> int:
-    """Build the binder of these projections anew, and have it read from then on; returns how many events were folded.
+    """Rebuild the binder of these projections, and make it current; returns the number of events folded.
 
     `projections` are all that fill it. With `instead_of`, nothing is done unless that is the file that is read. Raises
     Halt if a fold raises, Conflict with the code `superseded` if the binder was built by a newer version, Unavailable
@@ -95,7 +95,7 @@ def rebuild(
         while build.left() > CLOSE_EVENTS:
             build.catch_up()
         if old is not None:
-            # Whoever folds into it waits, and then looks where to.
+            # Other writers wait, and then look up the current file.
             stack.enter_context(database.writing(old, give_up=stop))
             with database.writing(new):
                 for path in database.indexes(old):
@@ -140,7 +140,7 @@ def _sync(disk: Disk, file: Path) -> None:
 
 
 def _untold(_done: int, _all: int) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 class _Build:
@@ -193,7 +193,7 @@ class _Build:
         except Conflict as error:
             if error.code != "shards_overlap" or not by_partition:
                 raise
-            # Somebody has chosen partitions by hand, and a key is in several: what one leaves, the next goes on with.
+            # Partitions were chosen by hand, and a key is in several: each continues with the result of the one before.
             self.folded += bulk.load(self._connection, fold(by_partition=False), spans, fields)
         for span in spans:
             self._next[span.projection.name] = list(span.ends)

@@ -138,7 +138,7 @@ def check_running(connection: sqlite3.Connection, name: str) -> None:
 
 
 def stopped(row: Row) -> Unavailable:
-    """What is told to whoever waits for a projection that an error has stopped."""
+    """Return the error for callers that wait for a projection that an error has stopped."""
     error = row.error
     what = "" if error is None else f" at offset {error.offset} of partition {error.partition}: {error.error}"
     return Unavailable(

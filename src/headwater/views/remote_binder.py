@@ -256,7 +256,7 @@ class RemoteChanges(Iterator[Change]):
         self._lines.cut()
 
     def close(self) -> None:
-        """End it, and let go of the connection; may be called twice."""
+        """End it, and release the connection; may be called twice."""
         self._stopped = True
         self._lines.close()
 

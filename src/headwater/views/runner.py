@@ -41,7 +41,7 @@ class Runner:
         for name in {projection.binder for projection in self._app.projections.values()}:
             files.ensure(name)
             files.tidy(name)
-            with contextlib.suppress(Corrupt):  # it is told by whoever fills it, and the others go on
+            with contextlib.suppress(Corrupt):  # its projection reports it, and the others continue
                 for field in self._app.binders[name].indexes:
                     self._hw.binder(name).index(field)
         for part in self._parts:
@@ -58,7 +58,7 @@ class Runner:
         while True:
             before = self._ends()
             waiting = [part for part in self._parts if not part.settled()]
-            if not waiting and before == self._ends():  # nobody has made work for another meanwhile
+            if not waiting and before == self._ends():  # no view has produced events for another meanwhile
                 return
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(part.name for part in waiting))

@@ -34,7 +34,7 @@ class _ProjectionRow(NamedTuple):
 def views(hw: Store) -> list[ViewInfo]:
     """Return all projections, by binder and name, and all functions; empty if there are none.
 
-    A binder that cannot be read is told as one of state `unreadable`, with its own name and the reason.
+    A binder that cannot be read is listed in state `unreadable`, with its name and the reason.
     """
     return [*projections(hw), *functions(hw)]
 

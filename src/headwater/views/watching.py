@@ -1,6 +1,6 @@
 """Waiting for a binder to change, or to be made, or replaced by a rebuilt one: by looking, cheaply and ever less often.
 
-SQLite wakes nobody. A look is one read of a link and of a number in shared memory, some ten microseconds.
+SQLite sends no notification. A poll is one read of a link and of a number in shared memory, some ten microseconds.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class HttpApplication:
     """Answers requests from one store."""
 
     def __init__(self, service: Service, *, check_host: bool = False) -> None:
-        """`check_host` refuses a `Host` that could be a web site's: for a server that asks nobody who they are."""
+        """`check_host` refuses a `Host` that could be a web site's: for a server without authentication."""
         self.service = service
         self._router = Router()
         self._check_host = check_host

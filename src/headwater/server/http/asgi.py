@@ -39,7 +39,7 @@ def asgi(
 ) -> Asgi:
     """Return a log directory as an ASGI application, to be mounted or run. It is opened with its first request.
 
-    Whoever mounts it says who may ask, unless `access` does: without it, everyone may do everything.
+    Authentication is up to the surrounding application, unless `access` is given: without both, everything is allowed.
     """
     return Asgi(Path(address), access=access or OpenAccess(), settings=settings or ServerSettings())
 

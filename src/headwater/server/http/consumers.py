@@ -169,7 +169,7 @@ def _formats(request: Request) -> Formats:
 def _lines(events: Sequence[Event], in_memory: int) -> Iterator[bytes]:
     for huge, some in groupby(events, lambda event: event.data is None):
         for event in some if huge else ():
-            if event.size > in_memory:  # it is told with its size; whoever handles it reads the data from the topic
+            if event.size > in_memory:  # it is sent with its size only; the client reads the data from the topic
                 yield jsonl.encode(event) + b"\n"
             else:
                 yield from slices(("member", event.node, event.ticks), partial(_huge_line, event))

@@ -249,7 +249,7 @@ class BodyStream(Protocol):
         ...
 
     def close(self) -> None:
-        """The client has gone, or the server stops: let go of everything."""
+        """Release everything: the client disconnected, or the server stops."""
         ...
 
 

@@ -193,4 +193,4 @@ CHANGES = (
 QUERY_NAMES = frozenset(
     names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *SPLITS, *PUBLISH, *BUS, *CONSUMERS, *CONSUME, *CHANGES))
 )
-"""All that a query may have. Whatever else somebody puts there may be a secret, and is not for any log."""
+"""All known parameters. Any other may hold a secret, and must not be logged."""

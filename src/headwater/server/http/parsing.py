@@ -28,7 +28,7 @@ _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "t
 
 
 class RequestParser:
-    """The requests of one connection, one after the other. The connection is told of each head, piece and end."""
+    """The requests of one connection, one after the other. Notifies the connection of each head, piece and end."""
 
     __slots__ = (
         *("begun", "headers", "rest", "url"),
@@ -95,7 +95,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.begun:
-            return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
+            return  # a trailer: a proxy that checked the headers has not seen it
         self._header_bytes += len(name) + len(value)
         key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self.headers

@@ -80,7 +80,7 @@ class CursorSseFormat(SseFormat):
         return sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
-        """The same, told in cursors."""
+        """Return a `headwater.gap` event whose positions are cursors."""
         del last_id
         after = [*before[: gap.partition], gap.oldest, *before[gap.partition + 1 :]]
         return _gap(sse.cursor_encode(before, self.uuid), sse.cursor_encode(after, self.uuid), gap)

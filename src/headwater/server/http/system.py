@@ -1,6 +1,6 @@
 """What operators and machines ask a server about itself: its health, its version, its metrics, what it serves.
 
-Each look at the disk is made by one thread at a time, however many ask: nobody can wear the server out with these.
+One thread at a time checks the disk, however many requests there are, so that probes cannot overload the server.
 """
 
 from __future__ import annotations

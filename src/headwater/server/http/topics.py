@@ -103,5 +103,5 @@ async def retain(service: Service, request: Request) -> Response:
 
 
 async def replay(service: Service, request: Request) -> Response:
-    """Append again what consumers have set aside."""
+    """Append dead-lettered events to the topic again."""
     return json(await service.blocking(service.store.replay, request.name, consumer=request.query.text("consumer")))

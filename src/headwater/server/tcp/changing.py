@@ -56,7 +56,7 @@ class ChangeSubscription(TcpSubscription):
         super().__init__(connection)
         self._clock = connection.service.backend.clock
         self._encoded = self._sent = 0
-        self._next_id = connection.subscribed + 1  # which it gets: nobody else subscribes before it is accepted
+        self._next_id = connection.subscribed + 1  # its future id, as no other can come first
 
     def encode(self, change: Change) -> bytes:
         """Return the RECEV of a change. In a worker's thread, for one after the other."""

@@ -27,7 +27,7 @@ from headwater.server.tcp.unacked import AckedRange
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
 
-NEVER = 1 << 30  # times that an event would have to fail before it is set aside
+NEVER = 1 << 30  # failures before an event is dead-lettered: in effect, never
 HELD_S = 0.25  # how long to look whether the connection that has it is about to end: its client may have closed it
 LEAVE_S = 15.0  # how long to wait for one that is leaving: it stores what was acknowledged, and may be at a lock
 

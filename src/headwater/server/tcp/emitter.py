@@ -215,7 +215,7 @@ class Emitter:
         self._connection.go_on()
 
     async def _remake(self, slot: EmitSlot) -> None:
-        """Another process has deleted the topic meanwhile: append to one that is made anew, once."""
+        """Recreate a topic that another process has deleted meanwhile, and retry the append once."""
         waiting = slot.waiting
         try:
             await self._service.make(waiting.opened.topic.name)

@@ -31,7 +31,7 @@ class FrameWriter:
         self.slots: deque[ResponseSlot] = deque()
         self.slots_bytes = 0  # of the frames that they answer
         self.turn = asyncio.Lock()  # of the subscriptions: one encodes at a time, when there is room for it
-        self.ended = False  # all is said: what is written now is for nobody
+        self.ended = False  # the last frame is written: later output is dropped
         self.transport: Any = None
         self._connection = connection
         self._metrics = connection.service.metrics
@@ -204,14 +204,14 @@ class FrameWriter:
         self._paused = True
 
     def resume(self) -> None:
-        """There is room again, or nobody any more."""
+        """Wake up writers: there is room again, or the connection is closed."""
         self._paused = False
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
 
     def lose(self) -> None:
-        """There is nobody any more."""
+        """Stop writing: the connection is closed."""
         self.ended = True
         self._way = None
         self.slots_bytes = 0

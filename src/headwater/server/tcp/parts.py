@@ -23,11 +23,11 @@ class ConnectionPart:
         """There is room again."""
 
     def stop(self) -> None:
-        """The server stops: tell the client, and let go of everything."""
+        """Notify the client that the server stops, and release everything."""
         self.close()
 
     def close(self) -> None:
-        """The client has gone: let go of everything. May be called twice."""
+        """Release everything after the client has disconnected. May be called twice."""
 
 
 def _head(type: str) -> bytes:

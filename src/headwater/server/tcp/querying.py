@@ -189,7 +189,7 @@ class QueryResults(ConnectionPart):
     # Reading, in a worker's thread
 
     async def _work(self, function: Callable[..., T], *args: Any) -> T:
-        """Call what uses the results. What they hold is let go of when it returns, if the query is over by then."""
+        """Call what uses the results. Releases their resources when it returns, if the query is over by then."""
         self._busy = True
         task = self._connection.loop.create_task(self._service.blocking(function, *args))
         task.add_done_callback(self._worked)
@@ -198,7 +198,7 @@ class QueryResults(ConnectionPart):
     def _worked(self, done: asyncio.Task[Any]) -> None:
         self._busy = False
         if not done.cancelled():
-            done.exception()  # maybe nobody waits any more
+            done.exception()  # there may be no waiter left
         if self.closed:
             self._let_go()
 

@@ -43,7 +43,7 @@ class Session:
     def add(self, emit: Emit) -> None:
         """Take one event more, or raise what is wrong with it: then the transaction is as it was before.
 
-        What cannot be told without waiting, as a right that must be looked up, is told by COMMITTX.
+        Errors that need waiting, such as a right that must be looked up, are reported by COMMITTX.
         """
         connection, shape = self._connection, emit.shape
         options = shape.options or NOTHING
@@ -126,7 +126,7 @@ async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot
     budget.take(held)
     task = connection.loop.create_task(_stored(connection, emits))
     task.add_done_callback(lambda _: budget.give_back(held))
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # there may be no waiter left
     return AnswerSlot(await asyncio.shield(task))
 
 

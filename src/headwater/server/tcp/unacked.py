@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class AckedRange(NamedTuple):
-    """All up to an offset of a partition, which was sent under `fence`, are acknowledged; `events` of them anew."""
+    """All events of a partition up to an offset, sent under `fence`, are acknowledged; `events` of them newly."""
 
     partition: int
     offset: int

@@ -11,7 +11,7 @@ from headwater.errors import Invalid
 
 T = TypeVar("T")
 UNUSABLE = "invalid JSON"
-# What decoders raise for what somebody sent: not JSON or not of the type, not UTF-8, a number of too many digits,
+# Errors that decoders raise for invalid input: not JSON or not of the type, not UTF-8, a number of too many digits,
 # nested too deep, or more than there is memory for.
 WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 

@@ -17,7 +17,7 @@ COMMAS_MAX = 1_000_000  # with no more, it may be taken apart whatever they are 
 
 
 def more_than(array: bytes, most: int) -> bool:
-    """Whether a JSON array has more elements. What is no JSON may be counted as anything: taking it apart tells."""
+    """Return whether a JSON array has more elements. For invalid JSON the result is arbitrary: decoding it fails."""
     if array.count(b",") <= COMMAS_MAX:
         return False
     letters = np.frombuffer(array, np.uint8)

@@ -313,7 +313,7 @@ def _column(block: bytes) -> Column:
 
 
 def _column_slowly(lines: bytes) -> Column:
-    """The same, line by line, for those with white space, and to tell which is wrong."""
+    """Parse line by line: for lines with white space, and to find the one that is wrong."""
     values = []
     for number, line in enumerate(lines.split(b"\n"), 1):
         value = line.strip(_SPACE)

@@ -126,7 +126,7 @@ def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def drained(pieces: list[bytes]) -> bytes:
-    """Return all of them as one, which nobody holds here any more."""
+    """Return all of them as one, and keep no reference to it."""
     whole = b"".join(pieces)
     pieces.clear()
     return whole

@@ -265,7 +265,7 @@ def _offset(error: ViewError) -> int:
 def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> bytes | None:
     """The document after some events, as it is stored; None if there is none. Raises what a fold raises, at any event.
 
-    A fold must be given what was stored, decoded anew: an object of its own. For a document that holds nothing but
+    A fold must get a fresh copy of the stored document. For a document that holds only
     small numbers and plain text, a copy is just that, and so is the object that the fold was given and has changed:
     those are stored when the run ends. Any other is stored, and decoded again, after each event.
     """

@@ -42,7 +42,7 @@ _PASSED = Struct("<q")
 
 
 def rebuild(spark: SparkSession, hw: Any, app: App, binder: str, progress: Progress | None = None) -> int:
-    """Build a binder anew from all events of its topics, on Spark, and have it read from then on; the events folded.
+    """Rebuild a binder on Spark from all events of its topics, and make it current; return the number of events folded.
 
     The documents are those of the live projection, which goes on at the exact offset where this ends. A projection with
     `many=True` is folded in this process: what its fold reads may be anywhere. Raises what `views.rebuild` raises, and

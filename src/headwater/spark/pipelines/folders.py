@@ -2,7 +2,7 @@
 
 As a whole, it is written beside the one that is read, and takes its place at once. Batch by batch, the files of a batch
 are written beside it, become certain by one rename of their directory, and are then moved in, one by one: a crash
-before that has done nothing, and whoever comes after one behind it finishes what is left.
+before that has no effect, and after a crash behind it the next run finishes the rest.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PipelineFolder:
         self._beside = self.path.with_name(f".{self.path.name}.batches")
 
     def check(self) -> None:
-        """Raise Conflict if there is anything but Parquet in it, which nobody wants to see replaced."""
+        """Raise Conflict if there is anything but Parquet in it, which must not be replaced."""
         if self._disk.inode(self.path) is None:
             return
         others = [

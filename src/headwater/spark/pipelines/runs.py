@@ -1,6 +1,6 @@
 """The state of a pipeline between its runs: its plan, its progress, and its lock. Needs no Spark.
 
-Each has a directory: `lock`, held by who runs it; `plan.json`, which a run that was killed is gone on with; a
+Each has a directory: `lock`, held by the running process; `plan.json`, with which a killed run is resumed; a
 `checkpoint-…` of Spark's for streams; and `status.json`, which is for people: nothing depends on it. Beside a log in a
 directory they are in `pipelines/`; else wherever the user keeps them.
 """
@@ -95,7 +95,7 @@ class Notebook:
             ) from None
 
     def _sweep(self) -> None:
-        """Remove what whoever was killed while writing a file has left."""
+        """Remove temporary files of killed processes."""
         for name in self._disk.names(self.path):
             if name.endswith(".tmp"):
                 self._disk.unlink(self.path / name)
@@ -135,7 +135,7 @@ class Notebook:
             self._disk.replace(self.path / "status.json", msgspec.json.encode(status), sync=now)
 
     def status(self) -> Status | None:
-        """How it was when that was last told; one that nobody runs any more is `interrupted`. None if it never ran."""
+        """Return its last status; `interrupted` if its process is gone. None if it never ran."""
         found = self._read("status.json", Status)
         if found is not None and found.state == "running" and not self.is_held():
             found = self._read("status.json", Status) or found  # it may have ended between the two looks

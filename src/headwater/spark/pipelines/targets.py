@@ -1,6 +1,6 @@
 """Where the rows of a pipeline go, each way with its own kind of once: as a whole, or batch by batch of a stream.
 
-A rerun of a batch, which is what follows a crash, is told by the name of the run and its number, and changes nothing.
+A rerun of a batch after a crash is recognized by the name of the run and its number, and changes nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PipelineWriter(Protocol):
         """What writes each batch of a stream, durable when it is over."""
 
     def settle(self, run: str) -> None:
-        """Finish what a run has left that will not be gone on with, where it can be seen that it is not whole."""
+        """Finish the incomplete output of an abandoned run."""
 
 
 def target_of(address: str, pipeline: Pipeline, indexes: Sequence[str], directory: Path) -> PipelineWriter:

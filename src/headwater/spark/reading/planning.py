@@ -1,7 +1,7 @@
 """From places to splits: which topics are meant, where they begin and end now, and the parts that tasks read.
 
 The ends are pinned when a job is planned, and all of it is durable then: a task that runs again reads the same events,
-and whoever notes how far a stream has come can rely on it. Needs no Spark.
+and the checkpoint of a stream can rely on it. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def begin(hw: Store, info: TopicInfo, options: SourceOptions) -> list[int]:
 
 
 def held(info: TopicInfo, starts: list[int], options: SourceOptions) -> list[int]:
-    """The same places, or where losses are allowed the oldest events that are left. Else raises NotFound."""
+    """Return the starts, moved to the oldest events left if losses are allowed; otherwise raises NotFound."""
     for each, start in zip(info.partitions, starts, strict=True):
         if start < each.start and options.fail_on_data_loss:
             raise NotFound(

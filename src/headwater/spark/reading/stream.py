@@ -2,7 +2,7 @@
 
 Spark asks how far a stream may go, notes that in its checkpoint, and has that range read, again after a crash. So what
 a position names is durable, and the same two positions always mean the same events. The reader lives in one process
-beside the driver for as long as the query; tasks only read. That it is told of a commit or of the end is not relied on.
+beside the driver for as long as the query; tasks only read. It does not rely on notices of a commit or of the end.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def publish(
 def abandon(staging: StagingArea, write: StagedWrite, files: Iterable[str]) -> None:
     """A run has failed: drop the files that it staged, but what a manifest names, which another run will finish.
 
-    Of a write that nobody can run again, everything goes.
+    Of a write that cannot be run again, everything is deleted.
     """
     found = staging.manifest(write)
     if found is not None and not write.repeatable:
@@ -170,7 +170,7 @@ def _finish(
 
 
 def _append_all(hw: Store, staging: StagingArea, write: StagedWrite, destinations: Sequence[StagedPartition]) -> bool:
-    """Append to all partitions, some at once; False if the files are gone because somebody else has finished it."""
+    """Append to all partitions, some at once; return False if another process has finished it and deleted the files."""
     if not destinations:
         return True
     with ThreadPoolExecutor(min(PARTITIONS_AT_ONCE, len(destinations)), "headwater-publish") as pool:
@@ -247,7 +247,7 @@ def _check_memory(
 ) -> None:
     """Raise Conflict if the log may have forgotten what it has of a manifest that another run began with."""
     if told.partitions[destination.partition].end == destination.end:
-        return  # nothing came since, from nobody
+        return  # there were no appends since
     age_ms = staging.now().timestamp() * 1000 - manifest.created_ms
     fresh = age_ms < DEFAULTS.producer_age_ms / 2
     known = hw.backend.producers(destination.topic, destination.partition)

@@ -1,8 +1,8 @@
 """Staged writes: events between the tasks of a job and its commit, one file for each attempt of a task, and a manifest.
 
 A file holds encoded batches (docs/FORMAT.md, "Staged writes"), each of one topic and partition, in the order of its
-rows. It is put by the store as a whole, under a name that no other attempt has, so nobody ever sees a part of one. What
-a job publishes is told by its manifest, which is created only if there is none: of all runs of a batch, one counts.
+rows. It is put by the store as a whole, under a name that no other attempt has, so no partial file is visible. What
+a job publishes is in its manifest, which is created only if there is none: of all runs of a batch, one counts.
 
 A directory and a bucket keep it inside, below `staging/`; for a server it is wherever the option `staging` says. Needs
 no Spark.
@@ -32,7 +32,7 @@ from headwater.event import UNIX_EPOCH_TICKS
 TICKS_PER_S = 10_000_000
 FOLDER = "staging"
 ORPHAN_S = 7 * 86_400.0  # files that no manifest names go after this
-JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: nobody can be just about to sweep younger ones
+JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: a sweep cannot delete younger ones
 
 
 class StagedWrite(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class StagedWrite(msgspec.Struct, frozen=True):
 
     @classmethod
     def once(cls) -> StagedWrite:
-        """Return a batch write that nobody can run again."""
+        """Return a batch write that cannot be run again."""
         return cls(f"once-{os.urandom(16).hex()}")
 
     @property
@@ -159,7 +159,7 @@ class StagingArea:
     def finish(self, write: StagedWrite, found: RecordVersion[WriteManifest]) -> None:
         """Note durably that all of it is published. Files may go then, and the manifests of earlier batches."""
         done = WriteManifest(found.record.created_ms, found.record.events, title=found.record.title, finished=True)
-        self._manifests.swap(self._manifest(write), done, found.version)  # else somebody else has done so
+        self._manifests.swap(self._manifest(write), done, found.version)  # otherwise another process has done so
 
     def passed(self, write: StagedWrite) -> bool:
         """Return whether a later batch of the same query was begun, and so this one finished."""
@@ -174,7 +174,7 @@ class StagingArea:
         delete_all(self._store, files)
 
     def drop_manifest(self, write: StagedWrite) -> None:
-        """Forget a write that nobody can run again."""
+        """Forget a write that cannot be run again."""
         self._store.delete([self._manifest(write)])
 
     def drop_earlier(self, write: StagedWrite) -> None:
