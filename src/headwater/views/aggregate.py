@@ -252,5 +252,5 @@ def _method_of(type: str) -> str:
 def _not_saved(what: str) -> Invalid:
     return Invalid(
         f"an event has no {what} before it is saved",
-        hint=f"apply must not depend on it: store a {what} of your own in the data",
+        hint=f"apply must not depend on it: store your own {what} in the data",
     )
