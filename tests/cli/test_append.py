@@ -73,7 +73,7 @@ def test_an_error_among_lines_tells_how_many_are_appended(run: Run, data: Path) 
     run("create", data, "t", "--data-bytes-max", "10")
     ran = run("append", data, "t", "--json", stdin=b"short\n" + b'{"a": "much too long"}\n', code=1)
     assert len(ran.lines) == 1
-    assert "(after 1 event, which are appended)" in ran.err
+    assert "(1 event appended before that)" in ran.err
     assert '"error": "too_large"' in ran.err
     assert "--data-bytes-max" in ran.err
 

@@ -36,7 +36,7 @@ def test_from_archive_to_restore_on_a_real_object_store(run: Run, filled: Path, 
     (told,) = run("archive", filled, s3_url, "--once", "--seal", "--json").objects
     assert told["archived"][-1]["end"] == EVENTS
     assert told["lag"] == {"events": 0, "segments": 0}
-    assert run("archive", filled, "--once").lines[0].startswith("✓ all is archived already")
+    assert run("archive", filled, "--once").lines[0].startswith("✓ everything is already archived")
     run("append", filled, "t", "local")
     assert len(run("retain", filled, "t", "--segments", "1", "--json").objects[0]["deleted"]) > 1
     shown = run("info", filled).out

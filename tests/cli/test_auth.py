@@ -67,14 +67,14 @@ def test_add_refuses_what_would_be_of_no_use(run: Run, file: Path) -> None:
     assert "--password-stdin" in run("auth", "add", file, "ada", "--password", *scope, stdin=b"", code=2).err
     assert "8 to 1024 bytes" in run("auth", "add", file, "ada", "--password-stdin", *scope, stdin=b"", code=1).err
     assert "is not a scope" in run("auth", "add", file, "ada", "--token", "--scope", "fly:*", code=1).err
-    assert "name of a user" in run("auth", "add", file, "a:b", "--token", *scope, code=1).err
+    assert "invalid user name 'a:b'" in run("auth", "add", file, "a:b", "--token", *scope, code=1).err
     assert not file.exists()
     run("auth", "add", file, "ada", "--token", *scope)
     again = run("auth", "add", file, "ada", "--token", *scope, code=1).err
-    assert "has a user 'ada'" in again
+    assert "already has a user 'ada'" in again
     assert "auth change" in again
     run("auth", "add", file, "bob", "--subject", "CN=x", *scope)
-    assert "'CN=x' would stand for both" in run("auth", "add", file, "eve", "--subject", "CN=x", *scope, code=1).err
+    assert "'CN=x' belongs to both" in run("auth", "add", file, "eve", "--subject", "CN=x", *scope, code=1).err
     assert list(read(file, Disk()).accounts) == ["ada", "bob"]
 
 
@@ -147,7 +147,7 @@ def test_list_tells_all_but_secrets(run: Run, file: Path) -> None:
 )
 def test_only_add_makes_a_file(run: Run, file: Path, command: str) -> None:
     verb, *rest = command.split()
-    assert "there is no file of users" in run("auth", verb, file, *rest, code=1).err
+    assert "the users file" in run("auth", verb, file, *rest, code=1).err
     assert not file.exists()
 
 

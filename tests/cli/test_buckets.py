@@ -15,8 +15,8 @@ def bucket(tmp_path: Path) -> str:
 
 
 def test_a_log_in_a_bucket_is_used_as_one_in_a_directory(run: Run, bucket: str) -> None:
-    assert "is a new log" in run("init", bucket).out
-    assert "is a log already" in run("init", bucket).out
+    assert "created log" in run("init", bucket).out
+    assert "is already a log" in run("init", bucket).out
     run("create", bucket, "orders", "--partitions", "2")
     told = run("append", bucket, "orders", "--type", "placed", "--key", "o-1", '{"total": 12}').out.split()
     assert told[:3] == ["orders", told[1], "0"]

@@ -76,7 +76,7 @@ def test_repair_shows_first_and_does_it_when_told(run: Run, data: Path, steps: l
     ran = run("repair", data, code=1)
     assert ran.lines[0] == "· to do  t/0: remove bytes 4096 to 4224"
     assert ran.lines[2].strip() == "will be kept in 0.cut-4096"
-    assert ran.lines[-1] == f"Nothing was changed. 'headwater repair {data} --apply' does it."
+    assert ran.lines[-1] == f"Nothing was changed. 'headwater repair {data} --apply' applies this."
     assert run("repair", data, "--json", code=1).objects[0]["done"] is False
     applied = run("repair", data, "--apply")
     assert applied.lines[0] == "✓ done  t/0: remove bytes 4096 to 4224"

@@ -84,7 +84,7 @@ def test_consume_refuses_what_it_cannot_do(run: Run, orders: Path) -> None:
     assert "exclude" in run("consume", orders, "orders", "c", "--json", "--raw", code=2).err
     assert "--exec" in run("consume", orders, "orders", "c", "--exec", "'", code=2).err
     assert "--exec is empty" in run("consume", orders, "orders", "c", "--exec", " ", code=2).err
-    assert "no program" in run("consume", orders, "orders", "c", "--exec", "/no/such", "--drain", code=1).err
+    assert "program not found" in run("consume", orders, "orders", "c", "--exec", "/no/such", "--drain", code=1).err
     assert "no topic" in run("consume", orders, "nothing", "c", code=1).err
     assert "at least" in run("consume", orders, "orders", "c", "--lease", "1ms", code=1).err
 
@@ -104,7 +104,7 @@ def test_consumers_lists_places_and_owners(run: Run, orders: Path) -> None:
 
 def test_seek_moves_a_consumer(run: Run, orders: Path) -> None:
     run("consume", orders, "orders", "billing", "--drain", "--raw")
-    assert run("seek", orders, "orders", "billing", "--to", "1").out == "✓ consumer billing goes on at 0:1\n"
+    assert run("seek", orders, "orders", "billing", "--to", "1").out == "✓ consumer billing continues at 0:1\n"
     assert run("consume", orders, "orders", "billing", "--drain", "--raw").lines == ["b", "c"]
     told = run("seek", orders, "orders", "billing", "--to", "-1h", "--json").objects
     assert told == [{"consumer": "billing", "topic": "orders", "partition": 0, "cursor": 0}]

@@ -96,13 +96,13 @@ def test_check_and_repair_say_the_same_of_a_damaged_topic(run: Run, filled: Path
 
     planned = run("repair", filled, code=1)
     assert "✗ by hand  zebra" in planned.out
-    assert "--apply' does it" in planned.lines[-2]  # of the other one
-    assert planned.lines[-1] == "✗ 1 step cannot be done by repair"
+    assert "--apply' applies this" in planned.lines[-2]  # of the other one
+    assert planned.lines[-1] == "✗ 1 step must be done by hand"
 
     applied = run("repair", filled, "--apply", code=1)
     assert "✓ done  good/0" in applied.out
     assert "✗ by hand  zebra" in applied.out
-    assert applied.lines[-1] == "✗ 1 step cannot be done by repair"
+    assert applied.lines[-1] == "✗ 1 step must be done by hand"
 
     damage = [found for found in run("check", filled, "--json", code=1).objects[0]["findings"] if found["damage"]]
     assert {found["topic"] for found in damage} == {"zebra"}

@@ -64,7 +64,7 @@ def test_an_application_without_pipelines_lists_none(run: Run, tmp_path: Path) -
     file = tmp_path / "empty_of_pipelines.py"
     file.write_text("import headwater\napp = headwater.App()\n")
     assert run("pipeline", "list", file).out == ""  # a terminal is told how to declare one
-    assert "no file" in run("pipeline", "list", tmp_path / "nothing.py", code=1).err
+    assert "no such file" in run("pipeline", "list", tmp_path / "nothing.py", code=1).err
 
 
 def test_status_tells_how_far_each_is(run: Run, data: Path) -> None:

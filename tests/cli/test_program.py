@@ -24,9 +24,7 @@ def test_version_and_help(run: Run) -> None:
 
 
 def test_usage_errors_are_one_line_and_2(run: Run) -> None:
-    assert (
-        run("raed", code=2).err == "error: there is no command 'raed' — did you mean 'read'? — see 'headwater --help'\n"
-    )
+    assert run("raed", code=2).err == "error: unknown command 'raed' — did you mean 'read'? — see 'headwater --help'\n"
     assert run("read", "data", code=2).err == "error: missing argument 'TOPIC' — see 'headwater read --help'\n"
     told = msgspec.json.decode(run("read", "data", "--json", code=2).err)
     assert told == {"error": "usage", "message": "missing argument 'TOPIC'", "hint": "see 'headwater read --help'"}
@@ -147,7 +145,7 @@ def test_completion_knows_directories_and_the_topics_in_them(run: Run, data: Pat
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_say_how_to_install_them(run: Run, shell: str) -> None:
     out = run("completion", shell).out
-    assert f"# Completion of headwater for {shell}. To install it:" in out
+    assert f"# {shell} completion for headwater. To install it:" in out
     assert out.startswith("#compdef headwater\n") == (shell == "zsh")
 
 

@@ -76,7 +76,7 @@ def test_wrong_uses_of_queries_are_told(run: Run, shop: Path) -> None:
     assert "takes no --limit" in run("query", shop, "top", "--app", SHOP, "--limit", "1", code=2).err
     assert "takes no MATCH" in run("query", shop, "top", "{}", "--app", SHOP, code=2).err
     assert "give --app" in run("query", shop, "top", "--set", "limit=1", code=2).err
-    assert "no file" in run("query", shop, "top", "--app", "nowhere.py", code=1).err
+    assert "no such file" in run("query", shop, "top", "--app", "nowhere.py", code=1).err
 
 
 def test_a_server_answers_both(run: Run, shop: Path) -> None:

@@ -7,8 +7,8 @@ from tests.cli.conftest import Run
 
 
 def test_init_makes_a_log_once(run: Run, data: Path) -> None:
-    assert run("init", data).out == f"✓ {data} is a new log\n"
-    assert run("init", data).out == f"✓ {data} is a log already\n"
+    assert run("init", data).out == f"✓ created log {data}\n"
+    assert run("init", data).out == f"✓ {data} is already a log\n"
     (data.parent / "other").mkdir()
     (data.parent / "other" / "file").touch()
     assert "is not a log: it contains 'file'" in run("init", data.parent / "other", code=1).err
@@ -16,7 +16,7 @@ def test_init_makes_a_log_once(run: Run, data: Path) -> None:
 
 def test_create_takes_sizes_and_ages(run: Run, data: Path) -> None:
     options = ["--segment-bytes", "1MiB", "--segment-age", "2h", "--data-bytes-max", "5MB", "--compression", "zstd"]
-    assert run("create", data, "t", "--partitions", "4", *options).out == "✓ topic t with 4 partitions\n"
+    assert run("create", data, "t", "--partitions", "4", *options).out == "✓ created topic t with 4 partitions\n"
     with headwater.open(data, mode="existing") as hw:
         info = hw.describe("t")
     assert len(info.partitions) == 4
@@ -104,7 +104,7 @@ def test_seal_finishes_segments(run: Run, data: Path) -> None:
 
 def test_reindex_makes_indexes_again(run: Run, data: Path) -> None:
     run("append", data, "t", "x", "--quiet")
-    assert run("reindex", data).out == "✓ there is no finished segment to index\n"
+    assert run("reindex", data).out == "✓ no sealed segments to index\n"
     run("seal", data, "t")
     (index,) = data.rglob("*.index")
     stored = index.read_bytes()

@@ -111,10 +111,10 @@ def test_an_error_stops_a_view_and_resume_tries_again(run: Run, shop: Path) -> N
     assert (basket["error"]["offset"], basket["error"]["type"]) == (2, "odd")
     shown = run("views", "status", shop, code=1).out
     assert "basket: stopped at offset 2 of orders/0, type odd: KeyError: 'n'" in shown
-    assert run("views", "resume", shop, "basket").out == "✓ projection basket goes on with binder baskets\n"
+    assert run("views", "resume", shop, "basket").out == "✓ projection basket resumes with binder baskets\n"
     basket = seen(run, shop)["basket"]
     assert (basket["state"], basket["error"]) == ("idle", None)
-    assert "no projection 'nobody'" in run("views", "resume", shop, "nobody", code=1).err
+    assert "no such projection: 'nobody'" in run("views", "resume", shop, "nobody", code=1).err
 
 
 def test_a_damaged_binder_hides_no_other(run: Run, shop: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_rebuild_whose_fold_raises_names_the_event_and_changes_nothing(run: Ru
 
 def test_a_rebuild_needs_a_projection_that_fills_the_binder(run: Run, shop: Path) -> None:
     assert "no projection of this application" in run("views", "rebuild", shop, "no", "--app", SHOP, code=1).err
-    assert "no file" in run("views", "rebuild", shop, "baskets", "--app", "nowhere.py", code=1).err
+    assert "no such file" in run("views", "rebuild", shop, "baskets", "--app", "nowhere.py", code=1).err
 
 
 def test_changes_are_followed_from_a_place(run: Run, shop: Path) -> None:
@@ -220,7 +220,10 @@ def test_a_server_tells_how_views_are_and_what_needs_its_directory(run: Run, sho
             "'headwater views status DIRECTORY --events'" in run("views", "status", server.url, "--events", code=1).err
         )
         assert "'headwater views resume DIRECTORY basket'" in run("views", "resume", server.url, "basket", code=1).err
-        assert "where the directory is" in run("views", "rebuild", server.url, "baskets", "--app", SHOP, code=1).err
+        assert (
+            "on the machine that has the directory"
+            in run("views", "rebuild", server.url, "baskets", "--app", SHOP, code=1).err
+        )
 
 
 def test_binders_and_projections_are_completed(shop: Path) -> None:

@@ -35,9 +35,9 @@ def test_who_may_not_is_told_what_is_missing() -> None:
         require(user, "append", "orders")
     error = caught.value
     assert (error.code, error.message) == ("forbidden", "user 'ada' may not append to topic 'orders'")
-    assert error.hint == "it takes a scope like 'append:orders'"
+    assert error.hint == "this needs a scope such as 'append:orders'"
     assert error.facts == {"user": "ada", "action": "append", "topic": "orders"}
-    with pytest.raises(Denied, match="may not administer all topics — it takes a scope like 'admin:\\*'"):
+    with pytest.raises(Denied, match="may not administer all topics — this needs a scope such as 'admin:\\*'"):
         require(user, "admin", None)
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_there_or_no_access_is_refused(site: Path) -> None:
     points = "half = half_login:Half\nlost = half_login:Missing\ngone = no_such_module:X\n"
     install(site, "half_login", points, COMPANY)
     for spec, told in (
-        ("nothing", "there is no access 'nothing' — there are gone, half, lost, open, users"),
+        ("nothing", "unknown access 'nothing' — available: gone, half, lost, open, users"),
         ("half", "it lacks challenge, known, check"),
         ("lost:x", "cannot be loaded"),
         ("gone", "cannot be loaded: No module named 'no_such_module'"),
@@ -149,5 +149,5 @@ def test_what_is_not_there_or_no_access_is_refused(site: Path) -> None:
 def test_a_name_that_two_packages_offer_is_refused(site: Path) -> None:
     install(site, "one_login", "same = one_login:CompanyAccess", COMPANY)
     install(site, "two_login", "same = two_login:CompanyAccess", COMPANY)
-    with pytest.raises(Invalid, match="2 installed packages offer an access 'same'"):
+    with pytest.raises(Invalid, match="2 installed packages provide an access 'same'"):
         chosen("same")

@@ -249,8 +249,8 @@ def test_an_application_that_cannot_be_imported_keeps_the_server_from_starting(t
     [
         ("x = 1\n", "has no App"),
         ("import sys; sys.exit(3)\n", "SystemExit: 3"),
-        ("import os; os._exit(3)\n", "exit code 3 before it ran"),
-        ("import time; time.sleep(60)\n", "has not begun in 1 s"),
+        ("import os; os._exit(3)\n", "exit code 3 before it was ready"),
+        ("import time; time.sleep(60)\n", "did not start within 1 s"),
     ],
 )
 async def test_why_an_application_does_not_begin_is_told(tmp_path: Path, text: str, expected: str) -> None:

@@ -183,21 +183,21 @@ def test_files_that_are_missing_or_do_not_fit_are_told_with_a_hint(made: Path, t
     for files, what in (
         ((missing, key, None), "certificate"),
         ((cert, missing, None), "key"),
-        ((cert, key, missing), "authority of clients"),
+        ((cert, key, missing), "client certificate authority"),
     ):
         error = problem(*files)
         assert isinstance(error, NotFound)
-        assert (error.code, error.message) == ("certificate_not_found", f"there is no {what} {missing}")
+        assert (error.code, error.message) == ("certificate_not_found", f"{what} {missing} does not exist")
         assert "SECURITY.md" in error.hint
     empty = tmp_path / "empty.pem"
     empty.touch()
     encrypted = tmp_path / "encrypted.key"
     shell(f"openssl pkey -in {key} -aes256 -passout pass:x -out {encrypted}", tmp_path)
     for files, told in (
-        ((cert, made / "client.key", None), f"the key {made}/client.key is not that of the certificate {cert}"),
-        ((empty, key, None), "are no certificate and key in PEM"),
-        ((cert, empty, None), "are no certificate and key in PEM"),
-        ((key, cert, None), "are no certificate and key in PEM"),
+        ((cert, made / "client.key", None), f"the key {made}/client.key does not match the certificate {cert}"),
+        ((empty, key, None), "are not a certificate and a key in PEM"),
+        ((cert, empty, None), "are not a certificate and a key in PEM"),
+        ((key, cert, None), "are not a certificate and a key in PEM"),
         ((cert, key, empty), "holds no certificates in PEM"),
         ((cert, key, key), "holds no certificates in PEM"),
         ((cert, encrypted, None), "encrypted"),
@@ -266,7 +266,7 @@ def test_half_a_new_pair_changes_nothing_and_is_tried_again(
         for told in (1, 2):
             assert not certificate.renew(now=True)
             assert len(caplog.messages) == told
-    assert caplog.messages[-1].startswith("the certificate stays as it was: the key")
+    assert caplog.messages[-1].startswith("the certificate was not reloaded: the key")
     assert run(certificate.context, caller(made)) is None
     shutil.copy(made / "other" / "server.key", renewable / "server.key")
     assert certificate.renew(now=True)

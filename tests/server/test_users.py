@@ -85,7 +85,7 @@ def test_a_file_that_others_may_change_is_refused(path: Path) -> None:
     add(path, "ada")
     for mode in (0o620, 0o602):
         path.chmod(mode)
-        with pytest.raises(Invalid, match="others may change") as caught:
+        with pytest.raises(Invalid, match="is writable by others") as caught:
             read(path, Disk())
         assert (caught.value.code, caught.value.hint) == ("users_file_exposed", f"chmod 600 {path}")
 
@@ -142,7 +142,7 @@ def with_cost(cost: str) -> str:
 def test_a_file_that_is_wrong_is_refused(path: Path, written: str) -> None:
     path.write_text(written)
     path.chmod(0o600)
-    with pytest.raises(Invalid, match="is no file of users") as caught:
+    with pytest.raises(Invalid, match="is not a users file") as caught:
         read(path, Disk())
     assert caught.value.code == "bad_users_file"
     with pytest.raises(Invalid), changing(path, Disk(), Clock()):
@@ -161,7 +161,7 @@ def test_a_huge_file_is_not_read(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(16 * 1024 * 1024 + 1)
     path.chmod(0o600)
-    with pytest.raises(Invalid, match="bytes, and may have"):
+    with pytest.raises(Invalid, match="bytes; the limit is"):
         read(path, Disk())
 
 

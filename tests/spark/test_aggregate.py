@@ -146,9 +146,9 @@ def test_a_field_that_is_called_as_a_column_of_the_log(spark: SparkSession, tmp_
     ("chosen", "why"),
     [
         ({"by": "nothing"}, "no column 'nothing'"),
-        ({"count": False}, "nothing is asked for"),
-        ({"sum": "type"}, "type is string, which has no sum"),
-        ({"min": "tags", "schema": "tags array<int>"}, "tags is array<int>, which has no order"),
+        ({"count": False}, "no aggregate is given"),
+        ({"sum": "type"}, "type is string, which cannot be summed"),
+        ({"min": "tags", "schema": "tags array<int>"}, "tags is array<int>, which cannot be ordered"),
         ({"start": "nowhere"}, "not a position"),
         ({"mode": "loud"}, "mode is permissive or failfast"),
     ],

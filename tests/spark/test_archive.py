@@ -180,7 +180,7 @@ def test_the_command(spark: SparkSession, run: Run, data: Path, tmp_path: Path) 
     (told,) = run("archive", "--on", "spark", data, target, "--seal", "--json").objects
     assert told["events"] == EVENTS + 2
     assert told["archived"][0]["topic"] == "t"
-    assert run("archive", "--on", "spark", data, "--seal").lines[0].startswith("✓ all that is finished is in")
+    assert run("archive", "--on", "spark", data, "--seal").lines[0].startswith("✓ all finished segments are already in")
     run("append", data, "t", "more")
     assert run("archive", "--on", "spark", data, "--seal").lines[0].startswith("✓ archived 1 event in 1 file")
     assert run("check", target).lines[0].startswith(f"✓ all good: 1 topic, 2 partitions, {EVENTS + 3} events")

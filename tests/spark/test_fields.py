@@ -499,7 +499,7 @@ def test_batches_of_several_contents_are_read_in_their_order(tmp_path: Path) -> 
             "'o.i' is declared NOT NULL",
         ),
         (schema_of(i=t.DayTimeIntervalType()), "cannot be duration"),
-        (schema_of(i=t.MapType(t.IntegerType(), t.IntegerType())), "keys of a map"),
+        (schema_of(i=t.MapType(t.IntegerType(), t.IntegerType())), "map keys in data"),
         (t.StructType([t.StructField("a..b", t.IntegerType())]), "empty part"),
     ],
 )

@@ -55,7 +55,7 @@ def test_what_holds_anything_but_parquet_is_not_replaced(tmp_path: Path) -> None
     (tmp_path / "home").mkdir()
     PipelineFolder(tmp_path / "home", tmp_path / "notes").check()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
-    with pytest.raises(Conflict, match=r"holds thesis.txt, which is no Parquet"):
+    with pytest.raises(Conflict, match=r"holds thesis.txt, which is not Parquet"):
         PipelineFolder(tmp_path / "home", tmp_path / "notes").check()
     with pytest.raises(Conflict, match="is no directory"):
         PipelineFolder(tmp_path / "home" / "thesis.txt", tmp_path / "notes").check()

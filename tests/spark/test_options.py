@@ -98,26 +98,26 @@ def test_filters_are_as_in_read() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"topics": "a"}, "no option 'topics' here — is it topic?"),
-        ({"maxEventsPerTriger": "5"}, "options are"),  # it is for streams
-        ({"colour": "red"}, "options are path, topic"),
-        ({"topic": ""}, "no topic is named"),
+        ({"topics": "a"}, "unknown option 'topics' — did you mean topic?"),
+        ({"maxEventsPerTriger": "5"}, "known options:"),  # it is for streams
+        ({"colour": "red"}, "known options: path, topic"),
+        ({"topic": ""}, "no topic is given"),
         ({"topic": "a,,b"}, "empty name"),
-        ({"path": " "}, "no log is named"),
-        ({"start": "yesterday"}, "not a position — write earliest"),
+        ({"path": " "}, "no log is given"),
+        ({"start": "yesterday"}, "not a position — use earliest"),
         ({"start": "-1"}, "not a position"),
         ({"start": "٣"}, "not a position"),  # a digit, but not one of ours
         ({"start": str(2**63)}, "not a position"),
         ({"start": '{"0": -1}'}, "does not name offsets"),
         ({"start": '{"x": 1}'}, "does not name offsets"),
-        ({"start": '{"0": "1"}'}, "not the JSON"),
-        ({"start": '{"0": 1'}, "not the JSON"),
-        ({"start": '{"0": 1, "orders": {"0": 1}}'}, "of topics and of none"),
+        ({"start": '{"0": "1"}'}, "not valid JSON"),
+        ({"start": '{"0": 1'}, "not valid JSON"),
+        ({"start": '{"0": 1, "orders": {"0": 1}}'}, "mixes offsets with and without topics"),
         ({"start": '{"other": {"0": 1}}'}, "'other', which is not read"),
         ({"topic": "a,b", "end": '{"0": 1}'}, "several topics may be read"),
         ({"topic": "a*", "end": '{"0": 1}'}, "several topics may be read"),
         ({"type": "("}, "not valid"),
-        ({"match": "[]"}, "not the JSON"),
+        ({"match": "[]"}, "not valid JSON"),
         ({"match": '{"a": {"$no": 1}}'}, "no"),
         ({"splitBytes": "0"}, "splitBytes '0' is not a number above 0"),
         ({"splitBytes": "64m"}, "not a number"),
@@ -132,5 +132,5 @@ def test_what_means_nothing_is_refused(options: dict[str, str], told: str) -> No
 
 
 def test_a_stream_has_no_end() -> None:
-    with pytest.raises(Invalid, match="no option 'end' here"):
+    with pytest.raises(Invalid, match="unknown option 'end'"):
         parsed(STREAM, end="latest")

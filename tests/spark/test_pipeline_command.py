@@ -106,7 +106,7 @@ def test_a_file_may_hold_the_token_for_a_server(
     monkeypatch.delenv("HEADWATER_TOKEN")  # of this process: workers have it from when the session began
     with served(shop / "data", "--auth", str(users)) as server:
         words = ["pipeline", "run", "shop_on_spark.py", server.url, "--only", "total", "--checkpoints", "state"]
-        assert "wants to know who asks" in headwater_(*words, code=1).stderr
+        assert "credentials required" in headwater_(*words, code=1).stderr
         assert "total: 30 events" in headwater_(*words, "--token-file", "token").stdout
 
 

@@ -225,7 +225,7 @@ def test_nothing_comes_of_nothing(spark: SparkSession, data: Path, to: str, mode
 def test_parquet_is_partitioned_by_columns(spark: SparkSession, data: Path) -> None:
     run(spark, data, app_of(same, "parquet:out", partition_by="product"))
     assert sorted(each.name for each in Path("out").iterdir()) == [f"product={each}" for each in sorted(PRODUCTS)]
-    with pytest.raises(Invalid, match="partition_by names 'day', and the columns are product, cents"):
+    with pytest.raises(Invalid, match="partition_by names 'day', but the columns are product, cents"):
         run(spark, data, app_of(same, "parquet:out", partition_by="day"))
 
 
@@ -311,7 +311,7 @@ def test_a_stream_that_is_declared_otherwise_begins_anew_only_when_that_is_wante
         return orders.select("product", (f.col("cents") * 2).alias("cents"))
 
     changed = app_of(doubled, "parquet:out", mode="stream", version=2)
-    with pytest.raises(Conflict, match="pipeline 'p' has run before with another version"):
+    with pytest.raises(Conflict, match="pipeline 'p' ran before with another version"):
         run(spark, data, changed)
     assert "another version" in (status_of(data).error or "")
     run(spark, data, changed, fresh=True)
@@ -337,7 +337,7 @@ def failing_on_the_driver(orders: DataFrame) -> DataFrame:  # noqa: ARG001
         (failing_in_a_task, r"ValueError: 0 is not in list \(test_pipelines\.py, line \d+\)"),
         (failing_on_the_driver, r"KeyError: 'nothing' \(test_pipelines\.py, line \d+\)"),
         (lambda orders: orders.select("nothing"), r"with name `nothing` cannot be resolved"),
-        (lambda orders: orders.collect(), "its function returned list, and not a DataFrame"),
+        (lambda orders: orders.collect(), "its function returned list, not a DataFrame"),
     ],
 )
 @pytest.mark.parametrize("mode", ["batch", "stream"])
@@ -408,7 +408,7 @@ def test_a_stream_that_could_not_be_started_in_time_is_started_again(
 @pytest.mark.parametrize(
     ("compute", "told"),
     [
-        (same, "documents need a column _id, and the columns are product, cents"),
+        (same, "documents need a column _id; the columns are product, cents"),
         (lambda orders: orders.select(f.col("product").alias("_id")), "two rows have the _id"),
         (lambda orders: orders.select(f.lit(None).alias("_id"), "cents"), "a row has no _id"),
         (lambda orders: orders.selectExpr("product as _id", "1.5 as price"), "'price' of type decimal"),
@@ -433,13 +433,16 @@ def test_what_cannot_be_run_is_told_before_anything_is(spark: SparkSession, data
     missing.pipeline("nothing", to="parquet:out", name="p")(same)
     with pytest.raises(NotFound, match="pipeline 'p': "):
         run(spark, data, missing)
-    with pytest.raises(Invalid, match="it must be told where checkpoints are kept"):
+    with pytest.raises(Invalid, match="checkpoints need a directory of their own"):
         run(spark, "http://127.0.0.1:1", app_of(same, "parquet:out"))
     Path("home").mkdir()
     Path("home/thesis.txt").touch()
-    with pytest.raises(Conflict, match=r"holds thesis.txt, which is no Parquet"):
+    with pytest.raises(Conflict, match=r"holds thesis.txt, which is not Parquet"):
         run(spark, data, app_of(same, "parquet:home"))
-    with runs.Notebook(data / "pipelines", "p").held(), pytest.raises(Unavailable, match="is run by another process"):
+    with (
+        runs.Notebook(data / "pipelines", "p").held(),
+        pytest.raises(Unavailable, match="is already running in another process"),
+    ):
         run(spark, data, app_of(same, "parquet:out"))
 
 

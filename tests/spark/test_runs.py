@@ -33,7 +33,7 @@ def test_one_process_runs_a_pipeline(tmp_path: Path) -> None:
     assert not one.is_held()
     with one.held():
         assert other.is_held()
-        with pytest.raises(Unavailable, match="'p' is run by another process") as caught, other.held():
+        with pytest.raises(Unavailable, match="'p' is already running in another process") as caught, other.held():
             pass
         assert caught.value.code == "pipeline_running"
     assert not other.is_held()
@@ -99,7 +99,7 @@ def test_checkpoints_of_earlier_runs_are_removed(tmp_path: Path) -> None:
 def test_progress_is_kept_beside_a_directory_and_elsewhere_where_it_is_told(tmp_path: Path) -> None:
     assert runs.root_of(str(tmp_path), None) == tmp_path / "pipelines"
     assert runs.root_of("http://host:7450", tmp_path) == tmp_path
-    with pytest.raises(Invalid, match="it must be told where checkpoints are kept"):
+    with pytest.raises(Invalid, match="checkpoints need a directory of their own"):
         runs.root_of("s3://bucket/prefix", None)
 
 

@@ -113,7 +113,7 @@ def test_what_is_empty_is_an_empty_table(spark: SparkSession, data: str) -> None
 def test_a_topic_that_is_not_there_is_an_error(spark: SparkSession, data: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="topic 'nowhere'"):
         load(spark, data, topic="nowhere").collect()
-    with pytest.raises(PySparkException, match="no option 'topik' here — is it topic"):
+    with pytest.raises(PySparkException, match="unknown option 'topik' — did you mean topic"):
         load(spark, data, topik="nowhere").collect()
     with pytest.raises(PySparkException, match="NotFound"):
         load(spark, str(tmp_path / "none")).collect()
@@ -134,7 +134,7 @@ def test_start_and_end_by_offset_and_time(spark: SparkSession, data: str) -> Non
 
 
 def test_an_offset_belongs_to_a_partition(spark: SparkSession, data: str) -> None:
-    with pytest.raises(PySparkException, match="2 partitions, and start 5 is an offset of one"):
+    with pytest.raises(PySparkException, match="2 partitions, but start 5 is a single offset"):
         load(spark, data, start="5").collect()
     with pytest.raises(PySparkException, match="partition 9, and topic 'orders' has 2"):
         load(spark, data, end='{"9": 1}').collect()

@@ -149,7 +149,7 @@ def test_a_recorded_event_looks_like_the_one_that_is_read_later(hw: Store, data:
     assert first.data == later.data
     assert (first.offset, first.partition) == (-1, -1)
     for unknown in ("id", "time"):
-        with pytest.raises(Invalid, match="not saved"):
+        with pytest.raises(Invalid, match="before it is saved"):
             getattr(first, unknown)
 
 
@@ -360,7 +360,7 @@ def test_a_state_that_is_none_would_lose_the_snapshot_and_stops_the_projection(h
     app = App()
     app.aggregate("accounts", Gone, "snapshots")
     deposit(Repository(hw, "accounts", Account), "a-1", 1)
-    with pytest.raises(headwater.Unavailable, match="state of a Gone is a dict"):
+    with pytest.raises(headwater.Unavailable, match="state of a Gone must be a dict"):
         app.catch_up(hw)
 
 

@@ -276,7 +276,7 @@ def test_code_that_would_not_run_when_it_is_called_is_refused(kind: str) -> None
     def yields(*_: object) -> Iterator[None]:
         yield
 
-    with pytest.raises(Invalid, match="neither awaited nor iterated"):
+    with pytest.raises(Invalid, match="cannot be async or a generator"):
         App().function("in")(waits if kind == "async" else yields)
 
 
@@ -366,7 +366,7 @@ def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
         wait_for(lambda: not told_of_it(actor) and actor.settled())
     assert [event.data for event in hw.read("out")] == [b"x"]
     assert "in.dead" not in hw.topics()
-    assert len([each for each in caplog.records if "cannot go on" in each.getMessage()]) == 1
+    assert len([each for each in caplog.records if "cannot continue" in each.getMessage()]) == 1
 
 
 def test_stopping_finishes_what_is_in_hand_and_hands_out_no_more(hw: Store) -> None:

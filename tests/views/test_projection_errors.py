@@ -394,7 +394,7 @@ def test_a_projection_waits_while_another_program_writes(hw: Store) -> None:
         runner.settle(SETTLE_S)
         with locked(hw):
             hw.append("t", b"", key="a")
-            with pytest.raises(Unavailable, match="not everything was handled"):
+            with pytest.raises(Unavailable, match="not all events were handled"):
                 runner.settle(0.5)
         runner.settle(SETTLE_S)
     assert seen.data(hw, "b")["a"]["n"] == 2

@@ -1,6 +1,6 @@
-"""The program: its commands, its help, and what becomes of errors.
+"""The program: its commands, its help, and its handling of errors.
 
-Commands are modules of this package, imported when they are asked for. Every failure ends here, as one line on
+Commands are modules of this package, imported on first use. Every failure ends here, as one line on
 stderr and an exit code; with `--json`, as one JSON object.
 """
 
@@ -39,7 +39,7 @@ COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 HINTS = {
     "partition_needed": "give --partition, or a time",
     "topic_needed": "give --topic, or a time",
-    "data_bytes_max": "make the topic with a larger --data-bytes-max",
+    "data_bytes_max": "create the topic with a larger --data-bytes-max",
     "batch_bytes_max": "append it with --file",
     "blob_bytes_in_memory": "export with a larger --hold, or save its data with 'headwater read --output'",
     "hard_bound_needed": "give --hard-bytes, or --overflow delete",
@@ -92,7 +92,7 @@ class Command(click.Command):
 
 
 def _is_of_servers(option: click.Parameter) -> bool:
-    """Whether it is one of `opening.server_options`, which commands are not given."""
+    """Return whether it is one of `opening.server_options`, which commands are not given."""
     return isinstance(option, click.Option) and option.hidden and not option.expose_value
 
 
@@ -145,9 +145,7 @@ class Program(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(name, COMMANDS, 1)
-            raise click.UsageError(
-                f"there is no command '{name}'" + (f" — did you mean '{near[0]}'?" if near else ""), ctx
-            )
+            raise click.UsageError(f"unknown command '{name}'" + (f" — did you mean '{near[0]}'?" if near else ""), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -196,7 +194,7 @@ class Program(click.Group):
         except KeyboardInterrupt:
             code = INTERRUPTED
         except MemoryError:
-            _fail(out_of_memory("the command cannot go on"), as_json)
+            _fail(out_of_memory("the command cannot continue"), as_json)
             code = FAILED
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -208,7 +206,7 @@ class Program(click.Group):
 
 
 class _Warnings(logging.Handler):
-    """What the library has to say (a recovery that cut something) on stderr."""
+    """Prints warnings of the library (such as a recovery that cut something) on stderr."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(logging.WARNING)

@@ -122,7 +122,7 @@ def _check_use(values: Sequence[str], file: str | None, lines: bool) -> None:
 def _guard(
     key: str | None, expect: Version_ | None, producer: str | None, epoch: int, seq: int | None, *, once: bool
 ) -> dict[str, Any]:
-    """The conditions of a request, as arguments of the library; it has them only if it is one request."""
+    """Return the conditions of a request, as arguments of the library; it has them only if it is one request."""
     if (producer is None) != (seq is None):
         raise click.UsageError("--producer and --seq belong together")
     if expect is None and producer is None:
@@ -159,7 +159,9 @@ class AppendTarget:
         """Append in order, neighbours of the same content together."""
         encoded = [encode(value, content) for value in values]
         if self._guard and len({found for found, _ in encoded}) > 1:
-            raise Invalid("the values are of several contents, and so not one request", hint="give --content")
+            raise Invalid(
+                "the values have different contents, and cannot be sent in one request", hint="give --content"
+            )
         for found, run in groupby(encoded, key=lambda each: each[0]):
             data = [value for _, value in run]
             yield self._hw.append_many(
@@ -265,7 +267,7 @@ def _quoted(value: bytes) -> str:
 
 
 def _append_file(target: AppendTarget, path: str, content: Content | None) -> Ref:
-    """One event; above 1 MiB it is streamed, so that memory stays small, and its content is taken on trust."""
+    """Append a file as one event; above 1 MiB it is streamed to save memory, and its content is not checked."""
     from headwater.limits import BLOB_CHUNK_BYTES
 
     with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
@@ -298,6 +300,6 @@ def _append_lines(target: AppendTarget, content: Content | None, told: Reference
     except HeadwaterError as error:
         if not told.count:
             raise
-        message = f"{error.message} (after {show.count(told.count, 'event')}, which are appended)"
+        message = f"{error.message} ({show.count(told.count, 'event')} appended before that)"
         raise type(error)(message, hint=error.hint, code=error.code, **error.facts) from error
     told.finish(target.topic, time.monotonic() - began)

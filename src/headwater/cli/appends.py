@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder(TransactionLine).decode
 
 
 def read_appends(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The arguments of each append; raises Invalid, with the number of the line, and TooLarge."""
+    """Yield the arguments of each append; raises Invalid, with the number of the line, and TooLarge."""
     size, most = 0, DEFAULTS.transaction_bytes_max
     lines = (line for some in read_lines(stream) for line in some)
     for number, line in enumerate(lines, 1):
@@ -48,8 +48,8 @@ def read_appends(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
             size += len(append["data"])
             if size > most or number > DEFAULTS.transaction_events_max:
                 raise TooLarge(
-                    f"a transaction may have {most} bytes and {DEFAULTS.transaction_events_max} events",
-                    hint="make several of it",
+                    f"a transaction may have at most {most} bytes and {DEFAULTS.transaction_events_max} events",
+                    hint="split it into several transactions",
                     limit="transaction_bytes_max",
                     maximum=most,
                 )
@@ -81,14 +81,14 @@ def _data_of(line: TransactionLine) -> tuple[Content, bytes]:
     if line.data_base64 is not None:
         return line.content or "bytes", _bytes(line.data_base64, "data_base64")
     if line.data is UNSET:
-        raise Invalid("there is no data", hint="data or data_base64 is needed")
+        raise Invalid("no data", hint="give data or data_base64")
     raw = bytes(line.data)
     content = line.content or ("text" if raw[:1] == b'"' else "json")
     if content in ("json", "bson"):
         return encode(raw, content)
     text = msgspec.json.decode(raw)
     if not isinstance(text, str):
-        raise Invalid(f"{content} is given as a string", hint="leave out content to have it stored as json")
+        raise Invalid(f"data of content {content} must be a string", hint="omit content to store it as json")
     return content, text.encode()
 
 
@@ -100,7 +100,7 @@ def _bytes(text: str, what: str) -> bytes:
 
 
 class NumberedLine:
-    """Errors inside tell the number of the line."""
+    """Adds the number of the line to errors raised inside."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 )
 @data_argument
 @click.argument("url", metavar="[URL]", required=False)
-@click.option("--once", is_flag=True, help="Archive what is finished now, and end.")
-@click.option("--seal", is_flag=True, help="Finish the active segments first: the archive is then complete up to now.")
+@click.option("--once", is_flag=True, help="Archive all finished segments, then exit.")
+@click.option("--seal", is_flag=True, help="Seal the active segments first, so that the archive is complete up to now.")
 @click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Only this topic.")
-@click.option("--on", type=click.Choice(["spark"]), help="Write the files on Spark, in bulk, and end.")
+@click.option("--on", type=click.Choice(["spark"]), help="Write the files in bulk with Spark, then exit.")
 @spark_options
-@json_option("One JSON object a line: each file that was written; with --once, and on Spark, what was done.")
+@json_option("One JSON object a line: each file written; with --once and on Spark, a summary.")
 def archive(
     data: str,
     url: str | None,
@@ -82,7 +82,7 @@ def _archive_on_spark(
         hw.topics() if topic is None else hw.describe(topic)
         target = url or hw.archive_url
     if target is None:
-        raise click.UsageError(f"{data} was never archived: name a place, as in out/ or s3://bucket/archive")
+        raise click.UsageError(f"{data} was never archived: name a target, as in out/ or s3://bucket/archive")
     from headwater.spark.parquet.archiving import archive
 
     tell_workers(data)
@@ -97,7 +97,7 @@ def _archive_on_spark(
         files = show.count(len(done), "file")
         show.done(f"archived {show.count(events, 'event')} in {files} ({show.size(size)}) to {show.printable(target)}")
     else:
-        show.done(f"all that is finished is in {show.printable(target)} already")
+        show.done(f"all finished segments are already in {show.printable(target)}")
 
 
 def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> None:
@@ -107,7 +107,7 @@ def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> 
         told = {"url": archiver.url, "archived": done, "bytes": size, "lag": lag._asdict()}
         click.echo(show.json_line(told))
         return
-    what = f"archived {show.count(len(done), 'file')} ({show.size(size)})" if done else "all is archived already"
+    what = f"archived {show.count(len(done), 'file')} ({show.size(size)})" if done else "everything is already archived"
     show.done(f"{what} in {show.printable(archiver.url)}{_behind(lag.events)}")
 
 
@@ -119,7 +119,7 @@ def _run(archiver: Archiver, stopping: threading.Event, seal: bool, as_json: boo
     reporter = _Reporter(archiver, as_json)
     try:
         if not as_json:
-            show.note(f"archiving to {show.printable(archiver.url)}; ends with Ctrl-C")
+            show.note(f"archiving to {show.printable(archiver.url)}; press Ctrl-C to stop")
         archiver.run(reporter.archived, reporter.failed, seal=seal)
     finally:
         for number, handler in before:
@@ -127,7 +127,7 @@ def _run(archiver: Archiver, stopping: threading.Event, seal: bool, as_json: boo
 
 
 class _Reporter:
-    """Prints what was archived, and what went wrong: once, until it goes well again."""
+    """Prints archived files, and each error once until the next success."""
 
     def __init__(self, archiver: Archiver, as_json: bool) -> None:
         self._archiver = archiver
@@ -151,4 +151,4 @@ class _Reporter:
 
 
 def _behind(events: int) -> str:
-    return f"; {show.count(events, 'event')} not in it yet" if events else ""
+    return f"; {show.count(events, 'event')} not archived yet" if events else ""

@@ -1,4 +1,4 @@
-"""What users type: logs, topics, places in a log, sizes, durations, and the options that commands share."""
+"""Argument types: logs, topics, positions, sizes, durations; and the options that commands share."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ else:
 
 
 class NaturalType(Kind):
-    """A number from 0 on."""
+    """A number from 0."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if not isinstance(value, int) and not value.isdecimal():
-            self.fail(f"{value!r} is not a number from 0 on", param, ctx)
+            self.fail(f"{value!r} is not a number from 0", param, ctx)
         return int(value)
 
 
@@ -125,7 +125,7 @@ class MatchType(Kind):
 
 
 class PassedType(Kind):
-    """What a projection must have passed: an offset, or places in topics."""
+    """Events that a projection must have passed: an offset, or places in topics."""
 
     name = "place"
 
@@ -140,7 +140,9 @@ class PassedType(Kind):
         for place in value.split(","):
             topic, *numbers = place.rsplit(":", 2)
             if len(numbers) != 2 or not topic or not all(number.isdecimal() for number in numbers):
-                self.fail(f"{place!r} is not a place; write topic:partition:offset, or an offset", param, ctx)
+                self.fail(
+                    f"{place!r} is not a place in a topic; write topic:partition:offset, or an offset", param, ctx
+                )
             refs.append(Ref(topic, int(numbers[0]), int(numbers[1]), 0, 0, "fsync"))
         return refs
 
@@ -150,26 +152,26 @@ def complete_directory(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The topics of the log that was given; nothing if there is none."""
+    """Return the topics of the log that was given; nothing if there is none."""
     names = complete(ctx.params["data"], lambda hw: hw.topics())
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_consumer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The consumers of the topic that was given; nothing if there is none."""
+    """Return the consumers of the topic that was given; nothing if there is none."""
     topic = ctx.params["topic"]
     names = complete(ctx.params["data"], lambda hw: sorted({info.name for info in hw.consumers(topic)}))
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_binder(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The binders of the log that was given; nothing if there is none."""
+    """Return the binders of the log that was given; nothing if there is none."""
     names = complete(ctx.params["data"], lambda hw: hw.binders())
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def complete_projection(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - as above
-    """The projections of the log that was given; nothing if there is none."""
+    """Return the projections of the log that was given; nothing if there is none."""
     names = complete(ctx.params["data"], lambda hw: [each.name for each in hw.views() if each.kind == "projection"])
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
@@ -242,7 +244,7 @@ def json_option(help: str) -> Callable[[F], F]:
 
 
 def retention_options(prefix: str) -> Callable[[F], F]:
-    """The options that say what a topic keeps; `retention_of` gathers them."""
+    """Return the options that say what a topic keeps; `retention_of` gathers them."""
     options = (
         (f"--{prefix}bytes", SizeType(), "SIZE", "Keep at most this many bytes of each partition."),
         (f"--{prefix}segments", NaturalType(), "N", "Keep at most this many segments of each partition."),

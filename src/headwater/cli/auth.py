@@ -39,11 +39,11 @@ def name_argument(function: Any) -> Any:
 
 def account_options(function: Any) -> Any:
     """What a user has; `_given` gathers it."""
-    scope = "What the user may do: read, append, admin on topics, where * is any text. Repeat for more."
-    subject = "A client certificate with this subject stands for the user. Repeat for more."
+    scope = "Permissions of the user: read, append, admin on topics; * matches any text. May be repeated."
+    subject = "Subject of a client certificate that identifies the user. May be repeated."
     options = (
         click.option("--password", is_flag=True, help="Ask for a password."),
-        click.option("--password-stdin", is_flag=True, help="Read the password from the first line of the input."),
+        click.option("--password-stdin", is_flag=True, help="Read the password from the first line of stdin."),
         click.option("--subject", "subjects", multiple=True, metavar="'CN=…'", help=subject),
         click.option("--scope", "scopes", multiple=True, metavar="ACTIONS:TOPICS", help=scope),
     )
@@ -75,14 +75,14 @@ def add(ctx: click.Context, /, file: Path, name: str, token: bool, as_json: bool
 
     check_name(name)
     if not given["scopes"]:
-        raise click.UsageError(f"the user could do nothing: give --scope, as in --scope {ALL}", ctx)
+        raise click.UsageError(f"the user would have no permissions: give --scope, as in --scope {ALL}", ctx)
     if not (token or given["password"] or given["password_stdin"] or given["subjects"]):
-        raise click.UsageError("the user could not prove who it is: give --password, --token or --subject", ctx)
+        raise click.UsageError("the user would have no credentials: give --password, --token or --subject", ctx)
     has = _given(ctx, given)
     with _changing(file) as accounts:
         if name in accounts:
-            hint = f"'headwater auth change {file} {name}' changes it, 'headwater auth token' makes another token"
-            raise Conflict(f"{file} has a user {name!r}", hint=hint, code="user_exists")
+            hint = f"'headwater auth change {file} {name}' changes it, 'headwater auth token' creates another token"
+            raise Conflict(f"{file} already has a user {name!r}", hint=hint, code="user_exists")
         account = Account(**has)
         accounts[name], id, secret = _with_token(account) if token else (account, None, None)
     _tell_token(name, id, secret, as_json, f"added user {name}")
@@ -160,7 +160,7 @@ def remove(ctx: click.Context, file: Path, name: str, yes: bool) -> None:
     """
     if not yes:
         if not show.is_terminal(sys.stdin):
-            raise click.UsageError("there is no terminal to ask on: give --yes", ctx)
+            raise click.UsageError("no terminal to confirm on: give --yes", ctx)
         if not click.confirm(f"Remove user {show.printable(name)}?", err=True):
             click.echo("nothing was removed", err=True)
             ctx.exit(FAILED)
@@ -212,7 +212,7 @@ def _asked_password(ctx: click.Context, ask: bool, from_stdin: bool) -> Password
         return None
     if ask:
         if not show.is_terminal(sys.stdin):
-            raise click.UsageError("there is no terminal to ask on: give --password-stdin", ctx)
+            raise click.UsageError("no terminal to read the password from: give --password-stdin", ctx)
         text = click.prompt("Password", hide_input=True, confirmation_prompt="Once more", err=True)
     else:
         text = sys.stdin.readline().rstrip("\r\n")
@@ -231,7 +231,7 @@ def _changing(file: Path, *, must_exist: bool = False) -> Any:
 
 def _account(accounts: dict[str, Account], name: str, file: Path) -> Account:
     if name not in accounts:
-        hint = f"'headwater auth list {file}' shows those there are"
+        hint = f"'headwater auth list {file}' lists the users"
         raise NotFound(f"{file} has no user {name!r}", hint=hint, code="user_not_found")
     return accounts[name]
 

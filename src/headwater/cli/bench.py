@@ -1,4 +1,4 @@
-"""`headwater bench`: how fast this machine is, honestly."""
+"""`headwater bench`: measure the speed of this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 
 
 class BenchResult:
-    """What one kind of work came to."""
+    """The result of one measurement."""
 
     def __init__(self, name: str, events: int, seconds: float, latencies_s: list[float] | None = None) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class BenchResult:
         return self.events / self.seconds
 
     def latency_us(self, share: float) -> float | None:
-        """How long the given share of calls took at most."""
+        """Return how long the given share of calls took at most."""
         if not self.latencies_s:
             return None
         return self.latencies_s[min(len(self.latencies_s) - 1, int(share * len(self.latencies_s)))] * 1e6
@@ -51,7 +51,11 @@ class BenchResult:
 @command(examples=["headwater bench", "headwater bench /mnt/disk --seconds 3 --json"])
 @click.argument("directory", metavar="[DIR]", required=False, shell_complete=complete_directory)
 @click.option(
-    "--seconds", type=click.FloatRange(0.01, 3600), default=1.5, metavar="S", help="For each line.  [default: 1.5]"
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    default=1.5,
+    metavar="S",
+    help="Duration of each measurement.  [default: 1.5]",
 )
 @json_option("One JSON object.")
 def bench(directory: str | None, seconds: float, as_json: bool) -> None:
@@ -74,7 +78,7 @@ def bench(directory: str | None, seconds: float, as_json: bool) -> None:
     )
     click.echo(click.style(f"on {filesystem}, {os.cpu_count()} cores", dim=True))
     if filesystem in MEMORY_FILESYSTEMS:
-        show.warn(f"{filesystem} is memory: name a directory on the disk that you want to measure")
+        show.warn(f"{filesystem} is in memory: name a directory on the disk to measure")
 
 
 def _measure_all(path: Path, seconds: float, waiting: ProgressLine) -> Iterator[BenchResult]:
@@ -140,7 +144,7 @@ def _scan(name: str, seconds: float, scan: Callable[[], int]) -> BenchResult:
 
 
 def _filesystem(path: Path) -> str:
-    """The kind of file system that holds a path, where the system tells."""
+    """Return the kind of file system that holds a path, where the system tells."""
     best = ("", "unknown file system")
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():

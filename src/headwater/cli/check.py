@@ -1,4 +1,4 @@
-"""`headwater check`: read everything, and tell what is damaged."""
+"""`headwater check`: read everything, and report damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @data_argument
 @optional_topic_argument
-@click.option("--archive", is_flag=True, help="Also fetch and verify all that is in the archive of the directory.")
+@click.option("--archive", is_flag=True, help="Also fetch and verify the archive of the directory.")
 @json_option("One JSON object.")
 @click.pass_context
 def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_json: bool) -> None:
@@ -100,11 +100,11 @@ def _show_sum(report: CheckReport, data: str, topic: str | None, *, is_archive: 
     if damaged:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(damaged, 'damaged range')} in {read}")
         if is_archive or not is_directory(data):
-            click.echo("  objects are not repaired: bring back a copy, or archive the log again, to another place")
+            click.echo("  objects cannot be repaired: restore a copy, or archive the log again to another target")
         else:
-            click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows what can be done")
+            click.echo(f"  'headwater repair {' '.join(filter(None, (data, topic)))}' shows how to repair them")
     else:
-        how = "nothing is damaged now" if report.lost else "all good"
+        how = "no damage now" if report.lost else "all good"
         show.done(f"{how}{' in the archive' if data == 'archive' else ''}: {read}")
 
 

@@ -43,5 +43,5 @@ def completion(shell: str) -> None:
     if shell == "zsh":  # its own first line must stay the first
         head, _, script = script.lstrip("\n").partition("\n")
         click.echo(head)
-    click.echo(f"# Completion of headwater for {shell}. To install it:\n#   {first}\n# {second}\n")
+    click.echo(f"# {shell} completion for headwater. To install it:\n#   {first}\n# {second}\n")
     click.echo(script.strip("\n"))

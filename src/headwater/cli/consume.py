@@ -1,4 +1,4 @@
-"""`headwater consume`: read a topic as a named consumer, which remembers how far it has come."""
+"""`headwater consume`: read a topic as a named consumer, which stores its position."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 @key_option
 @match_option
 @click.option("--limit", type=NaturalType(), metavar="N", help="Maximum number of events.")
-@click.option("--drain", is_flag=True, help="End when all present events are handled.")
+@click.option("--drain", is_flag=True, help="Exit when all present events are handled.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this long without an event."
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit after this long without an event."
 )
 @click.option("--exec", "program", metavar="COMMAND", help="Run COMMAND for each event, with its data on stdin.")
 @click.option("--ack-each", is_flag=True, help="Make each acknowledgement durable before the next event.")
@@ -162,7 +162,7 @@ def _run(words: list[str], event: Event, consumer: Consumer) -> None:
                 pass  # it did not want to read all
             code = process.wait()
     except FileNotFoundError as error:
-        raise Invalid(f"there is no program {words[0]!r}", hint="give --exec a command in the PATH") from error
+        raise Invalid(f"program not found: {words[0]!r}", hint="--exec takes a command in the PATH") from error
     if code == 0:
         consumer.ack(event)
     else:

@@ -1,4 +1,4 @@
-"""`headwater consumers`: who reads what, and how far they have come."""
+"""`headwater consumers`: list consumers with their positions and members."""
 
 from __future__ import annotations
 

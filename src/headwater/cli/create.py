@@ -1,4 +1,4 @@
-"""`headwater create`: make a topic."""
+"""`headwater create`: create a topic."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def create(
             **retention_of(retention),
         )
     if new:
-        show.done(f"topic {topic} with {show.count(partitions, 'partition')}")
+        show.done(f"created topic {topic} with {show.count(partitions, 'partition')}")
     else:
-        show.done(f"topic {topic} is there already, and stays as it is")
+        show.done(f"topic {topic} exists already; nothing was changed")

@@ -1,4 +1,4 @@
-"""`headwater delete`: take a topic away."""
+"""`headwater delete`: delete a topic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def delete(ctx: click.Context, data: str, topic: str, yes: bool) -> None:
         what = f"topic {topic} with {show.count(found.events, 'event')} ({show.size(found.bytes)})"
         if not yes:
             if not show.is_terminal(sys.stdin):
-                raise click.UsageError("there is no terminal to ask on: give --yes", ctx)
+                raise click.UsageError("no terminal to confirm on: give --yes", ctx)
             if not click.confirm(f"Delete {what}?", err=True):
                 click.echo("nothing was deleted", err=True)
                 ctx.exit(FAILED)

@@ -1,4 +1,4 @@
-"""How documents, their changes and the answers of queries look: tables for people, JSON lines for programs."""
+"""Prints documents, their changes and query results: tables for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = object()
 
 
 def pretty(data: Any) -> str:
-    """A value over several lines, as relaxed Extended JSON."""
+    """Return a value over several lines, as relaxed Extended JSON."""
     told = json.loads(documents.encode(data))
     return "\n".join(line.translate(_CONTROLS) for line in json.dumps(told, indent=2, ensure_ascii=False).splitlines())
 
@@ -60,7 +60,7 @@ def _pieces(found: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _flat(value: Any) -> dict[tuple[str, ...], Any]:
-    """The cells of a row by column: a document's own, and those of its data, which may have the same names."""
+    """Return the cells of a row by column: a document's own, and those of its data, which may have the same names."""
     if isinstance(value, Document):
         return {("id",): value.id, ("version",): value.version} | {("data", name): v for name, v in value.data.items()}
     return {("data", name): each for name, each in value.items()} if isinstance(value, dict) else {("value",): value}
@@ -86,7 +86,7 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(127, 160), 0x2028, 0x202
 
 
 def wants_table(as_json: bool, as_table: bool) -> bool:
-    """Whether a table is to be printed: if it was asked for, or, unless JSON was, on a terminal."""
+    """Return whether a table is to be printed: if it was asked for, or, unless JSON was, on a terminal."""
     if as_json and as_table:
         raise click.UsageError("--json and --table exclude each other")
     return as_table or (not as_json and show.is_terminal(sys.stdout))

@@ -1,4 +1,4 @@
-"""How events and references look: aligned lines for people, tabs or JSON (format/jsonl.py) for programs."""
+"""Prints events and references: aligned lines for people, tabs or JSON (format/jsonl.py) for programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ref_json(ref: Ref) -> bytes:
 
 
 def key_text(key: bytes | None) -> str:
-    """A key for people: as text if it is that, else in hex."""
+    """Return a key for people: as text if it is that, else in hex."""
     if key is None:
         return ""
     try:
@@ -49,7 +49,7 @@ def key_text(key: bytes | None) -> str:
 
 
 def data_text(event: Event, limit: int | None = None) -> str:
-    """The data for people, in one line, or only its beginning."""
+    """Return the data for people, in one line, or only its beginning."""
     if event.data is None:
         return f"({show.size(event.size)}, offset {event.offset}: read it with --output)"
     if event.content == "bson":
@@ -66,7 +66,7 @@ def data_text(event: Event, limit: int | None = None) -> str:
 
 
 def event_tabs(event: Event) -> bytes:
-    """Partition, offset, time, type, key and data, apart by tabs, with nothing shortened."""
+    """Return partition, offset, time, type, key and data, tab-separated, with nothing shortened."""
     cells = (
         str(event.partition),
         str(event.offset),
@@ -162,5 +162,5 @@ class Printer:
 
 
 def type_colour(type: str) -> str:
-    """The same colour for the same type, always."""
+    """Return the colour of a type, which is always the same."""
     return TYPE_COLOURS[zlib.crc32(type.encode()) % len(TYPE_COLOURS)]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--puro-variant",
     type=click.Choice(["messages", "blocks", "sized-blocks", "documented"]),
-    help="The variant of a Puro file; messages unless given. See docs/TRANSFER.md.",
+    help="Variant of a Puro file; see docs/TRANSFER.md.  [default: messages]",
 )
 @range_options
 @type_pattern_option
@@ -52,9 +52,13 @@ if TYPE_CHECKING:
 @match_option
 @partition_option
 @click.option(
-    "--hold", type=SizeType(), default="10MiB", metavar="SIZE", help="Hold events up to this in memory, to export them."
+    "--hold",
+    type=SizeType(),
+    default="10MiB",
+    metavar="SIZE",
+    help="Largest event to hold in memory; a larger one fails.  [default: 10MiB]",
 )
-@json_option("Say what was done as one JSON object.")
+@json_option("Print a summary as one JSON object.")
 def export(
     data: str,
     topics: tuple[str, ...],

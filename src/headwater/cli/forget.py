@@ -1,4 +1,4 @@
-"""`headwater forget`: take a consumer away."""
+"""`headwater forget`: delete a consumer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def forget(ctx: click.Context, data: str, topic: str, name: str, yes: bool) -> N
         what = f"consumer {show.printable(name)} of topic {show.printable(topic)}"
         if not yes:
             if not show.is_terminal(sys.stdin):
-                raise click.UsageError("there is no terminal to ask on: give --yes", ctx)
+                raise click.UsageError("no terminal to confirm on: give --yes", ctx)
             if not click.confirm(f"Forget {what}?", err=True):
                 click.echo("nothing was forgotten", err=True)
                 ctx.exit(FAILED)

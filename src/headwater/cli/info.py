@@ -1,4 +1,4 @@
-"""`headwater info`: what a log and its topics are and hold."""
+"""`headwater info`: describe a log and its topics."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def _about_replica(hw: Store) -> list[tuple[str, str]]:
     found = hw.replica
     if found is None:
         return []
-    return [("replica of" if found.promoted is None else "promoted, once a replica of", found.source)]
+    return [("replica of" if found.promoted is None else "promoted; formerly a replica of", found.source)]
 
 
 def where(hw: Store) -> tuple[str, str]:
-    """Where a log is, and what that is."""
+    """Return where a log is, and what that is."""
     return hw.backend.kind, absolute(hw.address)
 
 
@@ -104,7 +104,7 @@ def _about_topic(topic: TopicInfo) -> list[tuple[str, str]]:
 
 
 def setting(name: str, value: Any) -> tuple[str, str]:
-    """A setting of a topic as people read it."""
+    """Return a setting of a topic as people read it."""
     if name.endswith("_ms"):
         text = show.duration(value)
     elif "_bytes" in name:
@@ -168,7 +168,7 @@ def _show_lost(described: list[TopicInfo]) -> None:
                 rest = f" and {len(ranges) - RANGES_MAX} more ranges" if len(ranges) > RANGES_MAX else ""
                 which = f"offsets {', '.join(ranges[:RANGES_MAX])}{rest}"
                 mark = click.style("lost", fg="red")
-                click.echo(f"{mark} {topic.name}/{partition.partition}: {which} were damaged, and repair cut them")
+                click.echo(f"{mark} {topic.name}/{partition.partition}: {which} were damaged and cut by repair")
 
 
 def _told(hw: Store, described: list[TopicInfo]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`headwater init`: make a log directory."""
+"""`headwater init`: create a log directory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def init(data: str) -> None:
     The first append creates it as well. An existing log is left as it is; a directory with other contents is refused.
     """
     if is_server(data):
-        raise Unsupported("a server's log is made where it runs", hint="run 'headwater init DIRECTORY' there")
+        raise Unsupported(
+            "a log cannot be created over the network", hint="run 'headwater init DIRECTORY' on the server's machine"
+        )
     import headwater
 
     try:
         headwater.open(data, mode="existing").close()
     except headwater.NotFound:
         headwater.open(data).close()
-        show.done(f"{data} is a new log")
+        show.done(f"created log {data}")
     else:
-        show.done(f"{data} is a log already")
+        show.done(f"{data} is already a log")

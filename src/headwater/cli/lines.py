@@ -50,7 +50,7 @@ def _arrivals(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _more(stream: IO[bytes], wait_s: float) -> bool:
-    """Whether a read would return at once: something, or that it is the end."""
+    """Return whether a read would return at once: something, or that it is the end."""
     if wait_s <= 0:
         return False
     try:

@@ -27,4 +27,4 @@ def maintain(data: str, topic: str | None, as_json: bool) -> None:
         click.echo(show.json_line(done))
         return
     made, trimmed = show.count(done.segments, "segment"), show.count(len(done.trimmed), "segment")
-    show.done(f"{made} made, {trimmed} trimmed, {show.count(done.collected, 'object')} deleted")
+    show.done(f"{made} created, {trimmed} trimmed, {show.count(done.collected, 'object')} deleted")

@@ -30,7 +30,7 @@ _META = "headwater.server"
 
 
 def server_options(function: F) -> F:
-    """The options for servers, which commands need not know of: `open_log` finds them."""
+    """Return the options for servers, which commands need not know of: `open_log` finds them."""
     for name, help in reversed(FILES.items()):
         option = f"--{name.replace('_', '-')}"
         settings: dict[str, Any] = {"metavar": "FILE", "help": help, "hidden": True}
@@ -39,9 +39,9 @@ def server_options(function: F) -> F:
 
 
 def directory_of(data: str) -> Path:
-    """The path of a directory, for what needs one; raises Unsupported for an address."""
+    """Return the path of a directory, for what needs one; raises Unsupported for an address."""
     if not is_directory(data):
-        raise Unsupported(f"{data!r} is not a directory", hint="give the path of one")
+        raise Unsupported(f"{data!r} is not a directory", hint="give the path of a directory")
     return Path(data)
 
 

@@ -1,4 +1,4 @@
-"""`headwater pipeline`: what an application computes on Spark."""
+"""`headwater pipeline`: run the pipelines of an application on Spark."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def pipeline() -> None:
 
 
 def app_argument(function: Any) -> Any:
-    """The argument MODULE, an application."""
+    """Return the argument MODULE, an application."""
     return click.argument("address", metavar="MODULE")(function)
 
 
 def data_argument(function: Any) -> Any:
-    """The log, which is `data` unless it is told."""
+    """Return the argument DATA, a log; `data` by default."""
     argument = click.argument("data", metavar="[DATA]", default="data", shell_complete=complete_directory)
     return argument(server_options(function))
 
 
 def checkpoints_option(function: Any) -> Any:
-    """The option --checkpoints."""
-    help = "Where their progress is kept.  [default: pipelines/ in DATA, if that is a directory]"
+    """Return the option --checkpoints."""
+    help = "Directory for checkpoints.  [default: pipelines/ in DATA, if that is a directory]"
     return click.option("--checkpoints", metavar="DIRECTORY", help=help)(function)
 
 
@@ -56,10 +56,10 @@ def checkpoints_option(function: Any) -> Any:
 @app_argument
 @data_argument
 @click.option("--only", metavar="NAME", multiple=True, help="Only this pipeline; may be repeated.")
-@click.option("--follow/--once", help="Run streams until Ctrl-C, or only over what is there.  [default: --once]")
+@click.option("--follow/--once", help="Run streams until Ctrl-C, or only over present events.  [default: --once]")
 @click.option("--fresh", is_flag=True, help="Discard previous progress and start over.")
 @checkpoints_option
-@json_option("One JSON object a line, for each pipeline when it has ended.")
+@json_option("One JSON object a line, for each pipeline when it ends.")
 @spark_options
 @click.pass_context
 def run(
@@ -129,7 +129,7 @@ def list_(address: str, as_json: bool) -> None:
         for each in found:
             click.echo(show.json_line({"name": each.name, **each.declared()}))
     elif found:
-        show.table(("pipeline", "topics", "to", "mode", "what it is"), [_row(each) for each in found])
+        show.table(("pipeline", "topics", "to", "mode", "description"), [_row(each) for each in found])
     else:
         show.note(f"{address} has no pipelines — declare one with @app.pipeline")
 

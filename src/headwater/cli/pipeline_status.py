@@ -1,4 +1,4 @@
-"""`headwater pipeline status`: how pipelines are."""
+"""`headwater pipeline status`: show the state of pipelines."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _print(found: Sequence[Status], as_json: bool) -> None:
 
 
 def _drawn(found: Sequence[Status]) -> Any:
-    """The table, and below it what has gone wrong."""
+    """Return the table, and below it what has gone wrong."""
     from rich.console import Group
     from rich.text import Text
 

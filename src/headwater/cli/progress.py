@@ -1,4 +1,4 @@
-"""How far a long command is, on stderr, for a person who waits. Nobody else sees it."""
+"""Shows the progress of a long command on stderr, only on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater promote`: end being a replica."""
+"""`headwater promote`: turn a replica into a primary."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def promote(data: str) -> None:
     from headwater import promote
 
     promote(directory_of(data))
-    show.done(f"{data} takes appends now")
+    show.done(f"{data} accepts appends now")

@@ -1,4 +1,4 @@
-"""`headwater query`: the documents of a binder that match, or the answer of a query with a name."""
+"""`headwater query`: find documents of a binder, or run a named query."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 @click.argument("match", metavar="[MATCH]", required=False, type=MatchType())
 @click.option("--sort", metavar="FIELD,...", help="Sort by these; -FIELD for descending order.  [default: by id]")
 @click.option("--skip", type=NaturalType(), metavar="N", help="Skip the first N documents.")
-@click.option("--limit", type=NaturalType(), metavar="N", help="Maximum number of events.")
+@click.option("--limit", type=NaturalType(), metavar="N", help="Maximum number of documents.")
 @click.option("--fields", metavar="FIELD,...", help="Only these fields of each document.")
 @click.option("--count", is_flag=True, help="Print only the number of documents.")
 @click.option("--explain", is_flag=True, help="Print only the query plan: by an index, or a full scan.")
 @at_least_options
-@click.option("--app", metavar="MODULE", help="The application that has the query: shop.py, or package.module:app.")
+@click.option("--app", metavar="MODULE", help="Application that defines the query: shop.py, or package.module:app.")
 @click.option("--set", "given", type=PairType(), multiple=True, metavar="NAME=VALUE", help="An argument of the query.")
 @json_option("One JSON object a line; the default in a pipe.")
 @click.option("--table", "as_table", is_flag=True, help="A table; the default on a terminal.")
@@ -84,7 +84,9 @@ def query(
             _refuse(asked, name)
             found = _asked(hw, name, given)
         elif given:
-            raise click.UsageError(f"--set is for queries, and {name!r} is none: give --app, which has it")
+            raise click.UsageError(
+                f"--set is for queries, and {name!r} is not a query: give --app with the application that defines it"
+            )
         else:
             found = _found(hw, name, asked, as_json)
         if found is not None:
@@ -94,7 +96,7 @@ def query(
 
 
 def _found(hw: Store, name: str, asked: dict[str, Any], as_json: bool) -> Iterator[Any] | None:
-    """The documents of a binder; None if only their number or their plan is wanted, which is printed."""
+    """Return the documents of a binder; None if only their number or their plan is wanted, which is printed."""
     binder, match, sort = hw.binder(name), asked["match"], _fields(asked["sort"])
     passed = passed_options(asked["at_least"], asked["timeout"])
     if asked["explain"]:
@@ -117,7 +119,7 @@ def _asked(hw: Store, name: str, given: Sequence[tuple[str, str]]) -> Any:
         return hw.query(name, **_arguments(given))
     except NotFound as error:
         if error.code == "no_such_query":
-            error.message = f"there is no binder {name!r}, and {error.message}"
+            error.message = f"no binder {name!r}, and {error.message}"
         raise
 
 

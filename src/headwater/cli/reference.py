@@ -17,7 +17,7 @@ COLUMNS = 100
 
 
 def reference() -> str:
-    """The help of all commands, in Markdown."""
+    """Return the help of all commands, in Markdown."""
     parts = ["## Reference\n", _block(_help(cli, "headwater"))]
     for names in SECTIONS.values():
         for name in names:
@@ -28,7 +28,7 @@ def reference() -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with its reference made anew; raises ValueError if it has no marker."""
+    """Return the page with its reference regenerated; raises ValueError if it has no marker."""
     written, marker, _ = page.partition(MARKER)
     if not marker:
         raise ValueError(f"the page lacks the line {MARKER.strip()}")

@@ -1,4 +1,4 @@
-"""`headwater reindex`: make the indexes again."""
+"""`headwater reindex`: rebuild the indexes."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def reindex(data: str, topic: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(show.json_line({"indexed": made}))
     else:
-        show.done(f"{show.count(made, 'segment')} indexed" if made else "there is no finished segment to index")
+        show.done(f"{show.count(made, 'segment')} indexed" if made else "no sealed segments to index")

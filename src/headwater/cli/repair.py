@@ -1,4 +1,4 @@
-"""`headwater repair`: show, then do, what makes a damaged log whole again."""
+"""`headwater repair`: show the steps that repair a damaged log, or apply them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @command(examples=["headwater repair data", "headwater repair data orders --apply"])
 @data_argument
 @optional_topic_argument
-@click.option("--apply", is_flag=True, help="Do it. Without this, nothing is changed.")
+@click.option("--apply", is_flag=True, help="Apply the repair. Without this, nothing is changed.")
 @json_option("One JSON object a line, for each step.")
 @click.pass_context
 def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_json: bool) -> None:
@@ -63,6 +63,6 @@ def _show_sum(actions: list[Action], apply: bool, where: str) -> None:
     if todo and apply:
         click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(todo, 'step')} could not be done")
     elif todo:
-        click.echo(f"Nothing was changed. 'headwater repair {where} --apply' does it.")
+        click.echo(f"Nothing was changed. 'headwater repair {where} --apply' applies this.")
     if manual:
-        click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(manual, 'step')} cannot be done by repair")
+        click.echo(f"{click.style('✗', fg='red', bold=True)} {show.count(manual, 'step')} must be done by hand")

@@ -1,4 +1,4 @@
-"""`headwater replay`: try again what was set aside."""
+"""`headwater replay`: append dead-lettered events to their topic again."""
 
 from __future__ import annotations
 

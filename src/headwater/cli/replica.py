@@ -1,4 +1,4 @@
-"""`headwater replica`: how far a replica has come."""
+"""`headwater replica`: show the progress of a replica."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def told(info: ReplicaInfo) -> dict[str, Any]:
 
 
 def drawn(info: ReplicaInfo) -> Any:
-    """A table of the logs."""
+    """Return a table of the logs."""
     return show.drawn(COLUMNS, [_row(log) for log in info.logs], right=COLUMNS[1:-1])
 
 

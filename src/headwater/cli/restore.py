@@ -26,12 +26,12 @@ COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
 @click.argument("url", metavar="URL")
 @click.argument("data", metavar="DATA", shell_complete=complete_directory)
 @click.option("--topic", metavar="TOPIC", help="Only this topic.")
-@click.option("--to", type=NaturalType(), metavar="OFFSET", help="End before this offset of the --topic.")
+@click.option("--to", type=NaturalType(), metavar="OFFSET", help="Stop before this offset of --topic.")
 @click.option(
-    "--partition", type=NaturalType(), metavar="N", help="The partition of --to; the others are restored whole."
+    "--partition", type=NaturalType(), metavar="N", help="Partition of --to; the others are restored completely."
 )
 @click.option(
-    "--to-time", type=PositionType(), metavar="TIME", help="End every log before the first event of this time."
+    "--to-time", type=PositionType(), metavar="TIME", help="Stop every partition before the first event of this time."
 )
 @json_option("One JSON object.")
 def restore(
@@ -47,14 +47,14 @@ def restore(
 
     The same topics, offsets, times and ids, whole or up to an offset or a time, which are not included. Everything that
     is fetched is verified. DATA appears when all of it is there; if it is interrupted, the same command goes on.
-    Consumers and documents are not archived: consumers begin anew, projections fold again.
+    Consumers and documents are not archived: consumers start again, projections are rebuilt.
     """
     if to is not None and to_time is not None:
         raise click.UsageError("--to and --to-time exclude each other")
     if to_time is not None and not isinstance(to_time, datetime):
         raise click.UsageError("--to-time takes a time")
     if partition is not None and to is None:
-        raise click.UsageError("--partition is that of --to")
+        raise click.UsageError("--partition needs --to")
     import headwater
 
     path = directory_of(data)
@@ -79,4 +79,4 @@ def restore(
     events, lost = sum(each.events for each in done), sum(each.lost for each in done)
     missing = f"; {show.count(lost, 'event')} more were lost before they were archived" if lost else ""
     again = f"headwater archive {data} {url}"
-    show.done(f"restored {show.count(events, 'event')} to {data}{missing}; archive it again: {again}")
+    show.done(f"restored {show.count(events, 'event')} to {data}{missing}; to archive it again: {again}")

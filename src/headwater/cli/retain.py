@@ -1,4 +1,4 @@
-"""`headwater retain`: what a topic keeps, and deleting the rest."""
+"""`headwater retain`: set the retention of a topic, and delete expired segments."""
 
 from __future__ import annotations
 

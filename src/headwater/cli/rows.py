@@ -28,7 +28,7 @@ def print_table(table: pa.Table) -> None:
 
 
 def write_table(table: pa.Table, out: IO[bytes]) -> None:
-    """The same into a file, as wide as it needs to be."""
+    """Write a table to a file, as wide as it needs to be."""
     from rich.console import Console
 
     text = io.StringIO()
@@ -81,7 +81,7 @@ def write_parquet(table: pa.Table, out: IO[bytes]) -> None:
 def _unique(table: pa.Table) -> list[str]:
     twice = [name for name, count in Counter(table.column_names).items() if count > 1]
     if twice:
-        raise Invalid(f"two columns are called {twice[0]!r}", hint="give one of them another name: … AS other")
+        raise Invalid(f"duplicate column {twice[0]!r}", hint="rename one of them: … AS other")
     return table.column_names
 
 
@@ -92,13 +92,13 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def _text(value: Any) -> str:
-    """A value by itself: text as it is, anything else as in JSON."""
+    """Return a value by itself: text as it is, anything else as in JSON."""
     found = _plain(value)
     return found if isinstance(found, str) else _encode(found).decode()
 
 
 def _plain(value: Any) -> Any:
-    """A value of Arrow's as one of JSON's."""
+    """Return a value of Arrow's as one of JSON's."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""`headwater seek`: move a consumer to another place."""
+"""`headwater seek`: move a consumer to another position."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def seek(data: str, topic: str, name: str, at: Position, partition: int | None, 
             click.echo(show.json_line({"consumer": name, "topic": topic, "partition": number, "cursor": cursor}))
     else:
         places = ", ".join(f"{number}:{cursor}" for number, cursor in moved.items())
-        show.done(f"consumer {show.printable(name)} goes on at {places}")
+        show.done(f"consumer {show.printable(name)} continues at {places}")

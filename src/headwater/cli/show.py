@@ -1,4 +1,4 @@
-"""How numbers, sizes, times, tables and errors look. On a terminal for people, elsewhere for programs.
+"""Formats numbers, sizes, times, tables and errors: on a terminal for people, elsewhere for programs.
 
 Elsewhere means: no colours and nothing shortened.
 """
@@ -22,7 +22,7 @@ WIDE = 240  # columns of a table that goes to a file or a program
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 AGES = ((60, "s", 1), (3600, "min", 60), (86_400, "h", 3600), (float("inf"), "d", 86_400))
 
-# Control characters in events must not steer the terminal of whoever looks at them.
+# Control characters in events must not control the reader's terminal.
 ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
@@ -81,7 +81,7 @@ def local(time: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """The text in one line, with control characters written out."""
+    """Return the text in one line, with control characters written out."""
     return text if text.isprintable() else text.translate(ESCAPES)
 
 
@@ -90,7 +90,7 @@ def is_terminal(stream: IO[Any]) -> bool:
 
 
 def console(*, err: bool = False) -> Console:
-    """Where tables and progress go. Off a terminal it is as wide as it needs to be."""
+    """Return where tables and progress go. Off a terminal it is as wide as it needs to be."""
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout
@@ -103,7 +103,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequ
 
 
 def drawn(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> Table:
-    """A table, to be printed."""
+    """Return a table, to be printed."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -125,7 +125,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def note(text: str) -> None:
-    """A remark for a person who watches; nobody else sees it."""
+    """Print a remark, only on a terminal."""
     if is_terminal(sys.stderr):
         click.echo(click.style(text, dim=True), err=True)
 
@@ -136,12 +136,12 @@ def done(text: str) -> None:
 
 
 def json_line(told: Any) -> str:
-    """One JSON object in one line."""
+    """Return one JSON object in one line."""
     import msgspec
 
     return msgspec.json.encode(told).decode()
 
 
 def warn(text: str) -> None:
-    """Something that whoever started the command should know, on stderr."""
+    """Print a warning on stderr."""
     click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {text}", err=True)

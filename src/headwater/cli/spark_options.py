@@ -1,4 +1,4 @@
-"""The options of every command that runs on Spark: where, with how much memory, and what else Spark is told."""
+"""The options of every command that runs on Spark: the master, the memory, and other settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cluster(NamedTuple):
     config: dict[str, str]
 
     def started(self, *, quick: bool = False, **options: Any) -> SparkSession:
-        """A session, for those who tell themselves how far they are."""
+        """Return a session, for those who tell themselves how far they are."""
         from headwater.spark.session import session
 
         with ProgressLine("starting Spark") as waiting:
@@ -33,7 +33,7 @@ class Cluster(NamedTuple):
 
     @contextlib.contextmanager
     def working(self, what: str, *, quick: bool = False, **options: Any) -> Iterator[SparkSession]:
-        """A session, and a bar of its tasks with a word for what is done, for a person who waits.
+        """Return a session, and a bar of its tasks with a word for what is done, for a person who waits.
 
         `quick` is for work of seconds. A session that was there before is left as it was.
         """
@@ -55,7 +55,7 @@ def spark_options(function: F) -> F:
     gathered.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
     found: Any = gathered
     found = click.option("--config", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated.")(found)
-    found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="The heap of the driver.")(
+    found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="Heap of the Spark driver.")(
         found
     )
     return click.option(  # type: ignore[no-any-return]  # it is what was given, with options

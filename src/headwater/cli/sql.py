@@ -1,4 +1,4 @@
-"""`headwater sql`: what a query finds in topics and binders, as a table, JSON, CSV or Parquet."""
+"""`headwater sql`: query topics and binders; prints a table, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
-TABLE_ROWS = 1000  # that a table has unless it is told otherwise
+TABLE_ROWS = 1000  # the default limit of a table
 
 
 @command(
@@ -48,18 +48,23 @@ TABLE_ROWS = 1000  # that a table has unless it is told otherwise
     "schemas",
     metavar="'TABLE: FIELDS'",
     multiple=True,
-    help="The fields of a table's data with their types, in place of what a sample tells; may be given again.",
+    help="Fields of a table's data and their types, instead of inferring them from a sample; may be repeated.",
 )
 @click.option(
-    "--limit", type=NaturalType(), metavar="N", help="At most so many rows.  [default: 1000 in a table, else all]"
+    "--limit",
+    type=NaturalType(),
+    metavar="N",
+    help="Maximum number of rows.  [default: 1000 in a table, otherwise all]",
 )
-@click.option("--output", type=click.Path(), metavar="FILE", help="Write to a file, which appears when it is whole.")
+@click.option(
+    "--output", type=click.Path(), metavar="FILE", help="Write to a file, which appears only when it is complete."
+)
 @click.option(
     "--format",
     type=click.Choice(["table", "json", "csv", "parquet"]),
-    help="A table is the default on a terminal, JSON in a pipe; else the suffix of --output tells.",
+    help="Default: a table on a terminal, JSON in a pipe, or the format that the suffix of --output names.",
 )
-@json_option("One JSON object a line: the same as --format json.")
+@json_option("One JSON object a line, as --format json.")
 @spark_options
 def sql(
     data: str,
@@ -95,18 +100,20 @@ def sql(
     more = limit is not None and result.num_rows > limit
     _write(result.slice(0, limit) if more else result, chosen, output)
     if more and chosen == "table":
-        show.note(f"These are the first {show.number(result.num_rows - 1)} rows: --limit shows more.")
+        show.note(f"Only the first {show.number(result.num_rows - 1)} rows are shown; raise --limit for more.")
 
 
 def _format(format: Format | None, output: str | None, as_json: bool) -> Format:
     if as_json and format not in (None, "json"):
-        raise click.UsageError(f"--json and --format {format} say two things.")
+        raise click.UsageError(f"--json and --format {format} exclude each other")
     if as_json or format is not None:
         return format or "json"
     if output is not None:
         suffix = Path(output).suffix.lower()
         if suffix not in SUFFIXES:
-            raise Invalid(f"the suffix of {output!r} names no format", hint=f"give --format, or {', '.join(SUFFIXES)}")
+            raise Invalid(
+                f"the suffix of {output!r} is not a known format", hint=f"give --format, or {', '.join(SUFFIXES)}"
+            )
         return SUFFIXES[suffix]
     return "table" if show.is_terminal(sys.stdout) else "json"
 
@@ -119,7 +126,7 @@ def _schema(text: str) -> tuple[str, str]:
 
 
 def _collected(found: DataFrame, limit: int | None) -> pa.Table:
-    """The rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
+    """Return the rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
     from pyspark.errors import PySparkException
 
     from headwater.spark.querying import failures
@@ -140,7 +147,7 @@ def _write(result: pa.Table, format: Format, output: str | None) -> None:
         rows.print_table(result)
         return
     if format == "parquet" and output is None and show.is_terminal(sys.stdout):
-        raise Invalid("Parquet is not for a terminal", hint="give --output FILE")
+        raise Invalid("Parquet cannot be written to a terminal", hint="give --output FILE")
     writers = {"table": rows.write_table, "json": rows.write_json, "csv": rows.write_csv, "parquet": rows.write_parquet}
     with written(Disk(), sys.stdout.buffer if output is None else output) as out:
         writers[format](result, out)

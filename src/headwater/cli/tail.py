@@ -1,4 +1,4 @@
-"""`headwater tail`: the last events of a topic, and those that come."""
+"""`headwater tail`: print the last events of a topic, and follow new ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from headwater.cli.opening import open_log
 )
 @data_argument
 @topic_argument
-@click.option("-n", "--lines", "count", type=NaturalType(), default=10, metavar="N", help="How many.  [default: 10]")
+@click.option(
+    "-n", "--lines", "count", type=NaturalType(), default=10, metavar="N", help="Number of events.  [default: 10]"
+)
 @click.option("-f", "--follow", is_flag=True, help="Wait for new events, from any process.")
 @type_pattern_option
 @key_option
@@ -39,7 +41,7 @@ from headwater.cli.opening import open_log
 @partition_option
 @json_option("One JSON object a line, as read does.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With -f: end after this long without an event."
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="With -f: exit after this long without an event."
 )
 def tail(
     data: str,

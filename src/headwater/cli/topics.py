@@ -1,4 +1,4 @@
-"""`headwater topics`: what is in a log directory."""
+"""`headwater topics`: list the topics of a log."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _told(topic: TopicInfo) -> dict[str, Any]:
 
 
 def offsets(start: int, end: int) -> str:
-    """The offsets of the oldest and the newest event."""
+    """Return the offsets of the oldest and the newest event."""
     return f"{start:,}..{end - 1:,}" if end > start else "none"
 
 

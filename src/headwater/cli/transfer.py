@@ -1,4 +1,4 @@
-"""What `import` and `export` share: their formats, and what they say when they are done."""
+"""Code shared by `import` and `export`: their formats and their summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = ("jsonl", "arrow", "arrows", "parquet", "puro")
 
 
 def format_option(function: F) -> F:
-    help = "The format; else the file's suffix tells: .jsonl, .arrow, .arrows (a stream), .parquet or .puro."
+    help = "File format.  [default: by the suffix: .jsonl, .arrow, .arrows (a stream), .parquet or .puro]"
     return click.option("--format", type=click.Choice(FORMATS), help=help)(function)
 
 

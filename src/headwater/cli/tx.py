@@ -46,4 +46,4 @@ def tx(data: str, file: str, as_json: bool, quiet: bool) -> None:
         refs = transaction.commit()
     References(as_json=as_json, quiet=quiet, ranges=False).print(refs)
     if not refs:
-        show.note("there was nothing to append")
+        show.note("nothing to append")

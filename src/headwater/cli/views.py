@@ -28,8 +28,8 @@ def views() -> None:
 
 
 def app_option(function: Any) -> Any:
-    """The option --app, which is needed."""
-    told = "The application: shop.py, or package.module:app."
+    """Return the option --app, which is needed."""
+    told = "Application: shop.py, or package.module:app."
     return click.option("--app", "address", metavar="MODULE", required=True, help=told)(function)
 
 
@@ -41,7 +41,7 @@ def app_option(function: Any) -> Any:
 )
 @click.argument("data", metavar="[DATA]", default="data")
 @app_option
-@click.option("--server-fd", type=int, hidden=True, help="A socket to the server that has started this.")
+@click.option("--server-fd", type=int, hidden=True, help="Socket to the server that started this process.")
 def run(data: str, address: str, server_fd: int | None) -> None:
     """Run an application's projections and functions, each in a thread, until SIGTERM or Ctrl-C.
 
@@ -72,13 +72,13 @@ def in_directory(hw: Store, verb: str, rest: str) -> Store:
     try:
         hw.directory  # noqa: B018  # raises for any other store
     except Unsupported as error:
-        hint = f"run 'headwater views {verb} DIRECTORY {rest}' where the directory is"
+        hint = f"run 'headwater views {verb} DIRECTORY {rest}' on the machine that has the directory"
         raise Unsupported(error.message, hint=hint, code=error.code) from None
     return hw
 
 
 def load_app(address: str) -> App:
-    """The application; what it raises while it is imported is told with its traceback."""
+    """Return the application; an error while it is imported is printed with its traceback."""
     from headwater.views.loading import load
 
     try:
@@ -88,7 +88,7 @@ def load_app(address: str) -> App:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         told = f"{address} cannot be imported: {type(error).__name__}: {error}"
-        raise Invalid(told, hint="the traceback tells where", code="app_broken") from error
+        raise Invalid(told, hint="see the traceback", code="app_broken") from error
 
 
 def _run(data: str, address: str, answering: QueryServer | None, awake: int, ring: int) -> None:

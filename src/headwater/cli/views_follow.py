@@ -21,7 +21,7 @@ from headwater.cli.views import views
 @binder_argument
 @click.option("--after", metavar="PLACE", help="Continue after this place of a change; latest: only new changes.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this long without a change."
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit after this long without a change."
 )
 def follow(data: str, binder: str, after: str | None, timeout: float | None) -> None:
     """Print changes of documents as they happen, one JSON object a line.

@@ -1,4 +1,4 @@
-"""`headwater views rebuild`: a binder made anew."""
+"""`headwater views rebuild`: rebuild a binder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 @data_argument
 @binder_argument
 @app_option
-@click.option("--on", type=click.Choice(["spark"]), help="Fold on all cores, or on a cluster that sees the directory.")
+@click.option(
+    "--on",
+    type=click.Choice(["spark"]),
+    help="Rebuild with Spark, on all cores or on a cluster that can read the directory.",
+)
 @json_option("One JSON object.")
 @spark_options
 def rebuild(data: str, binder: str, address: str, on: str | None, as_json: bool, cluster: Cluster) -> None:
@@ -85,8 +89,8 @@ def _failure(binder: str, error: ViewError) -> Invalid:
         click.echo(error.trace, err=True, nl=False)
     place = show.log_name(error.topic, error.partition)
     return Invalid(
-        f"binder {binder!r} is as before: the fold of offset {error.offset} of {place} (type {error.type!r}, id"
+        f"binder {binder!r} is unchanged: the projection of offset {error.offset} of {place} (type {error.type!r}, id"
         f" {error.id}) raised {error.error}",
-        hint="mend the fold, and rebuild again",
+        hint="fix the projection function, and rebuild again",
         code="fold_failed",
     )

@@ -1,4 +1,4 @@
-"""`headwater views resume`: try again what an error has stopped."""
+"""`headwater views resume`: resume a projection that an error has stopped."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def resume(data: str, name: str) -> None:
         hw = in_directory(opened, "resume", name)
         binders = status.resume(hw, name)
         running = any(view.name == name and view.state == "running" for view in hw.views())
-    show.done(f"projection {show.printable(name)} goes on with binder {', '.join(map(show.printable, binders))}")
+    show.done(f"projection {show.printable(name)} resumes with binder {', '.join(map(show.printable, binders))}")
     if not running:
-        show.note(f"when somebody runs it — headwater views run {data} --app MODULE")
+        show.note(f"it is processed when the application runs — headwater views run {data} --app MODULE")

@@ -1,4 +1,4 @@
-"""`headwater views status`: how projections and functions are."""
+"""`headwater views status`: show the state of projections and functions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Seen = list[tuple["ViewInfo", "list[ViewError] | None"]]
 
 
 def _look(hw: Store, events: bool) -> Seen:
-    """All views, and of each what it has quarantined, if that is wanted."""
+    """Return all views, and of each what it has quarantined, if that is wanted."""
     found = hw.views()
     if not events:
         return [(view, None) for view in found]
@@ -104,7 +104,7 @@ def _print(found: Seen, as_json: bool) -> None:
 
 
 def _drawn(found: Seen) -> Any:
-    """The table, and below it what has gone wrong."""
+    """Return the table, and below it what has gone wrong."""
     from rich.console import Group
     from rich.text import Text
 
@@ -144,7 +144,7 @@ def _trouble(view: ViewInfo, error: ViewError) -> Any:
 
 
 def _told(error: ViewError) -> str:
-    """Which event, and why, in one line."""
+    """Return which event, and why, in one line."""
     why = show.printable(error.error)
     if not error.topic:  # it was no event
         return f"— {why}"

@@ -1,1 +1,1 @@
-"""A log directory for other programs: an event store and a live event bus over HTTP. Only this part is asynchronous."""
+"""Serves a log directory over HTTP and TCP, with a live event bus. Only this package is asynchronous."""

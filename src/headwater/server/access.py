@@ -1,6 +1,6 @@
-"""Who asks, and whether they may: the interface between the server and what knows its users.
+"""Authentication and authorization: the interface between the server and its user directory.
 
-`OpenAccess` lets everyone do everything, for loopback. `FileAccess` (logins.py) asks a file of users. Others come by
+`OpenAccess` allows everyone everything, for loopback. `FileAccess` (logins.py) reads a users file. Others come by
 entry points of the group `headwater.access`. The server does, for each request:
 
     user = access.known(headers, client) or await store.blocking(access.check, headers, client)
@@ -27,14 +27,14 @@ logger = logging.getLogger("headwater.server")
 
 @runtime_checkable
 class Access(Protocol):
-    """What tells who asks.
+    """Authenticates clients.
 
     It is given headers with names in lower case, and a client whose address is without a port and whose certificate,
     if there is one, was verified.
     """
 
     authenticates: bool
-    """Whether it asks who somebody is at all. One that does not is for loopback, or for `--insecure`."""
+    """Return whether it authenticates at all. If not, it is for loopback, or for `--insecure`."""
 
     challenge: str
     """The value of `WWW-Authenticate` in answers that say 401; empty for none."""
@@ -83,7 +83,7 @@ def chosen(spec: str) -> Access:
     access: object = factory(argument)
     if not isinstance(access, Access):
         missing = [part for part in ("authenticates", "challenge", "known", "check") if not hasattr(access, part)]
-        message = f"what the entry point {name!r} gives is no Access: it lacks {', '.join(missing)}"
+        message = f"the entry point {name!r} does not return an Access: it lacks {', '.join(missing)}"
         raise Invalid(message, code="bad_access", name=name)
     return access
 
@@ -93,8 +93,8 @@ def _installed(name: str) -> Callable[[str], Access]:
     named = {each.value: each for each in found if each.name == name}
     if len(named) != 1:
         there = ", ".join(sorted({*BUILT_IN, *(each.name for each in found)}))
-        problem = "there is no access" if not named else f"{len(named)} installed packages offer an access"
-        hint = f"there are {there}; others are entry points of the group {GROUP!r}"
+        problem = "unknown access" if not named else f"{len(named)} installed packages provide an access"
+        hint = f"available: {there}; add others as entry points of the group {GROUP!r}"
         raise Invalid(f"{problem} {name!r}", hint=hint, code="bad_access", name=name)
     try:
         factory: Callable[[str], Access] = named.popitem()[1].load()
@@ -109,7 +109,7 @@ def require(user: User, action: Action, topic: str | None) -> None:
         what = "all topics" if topic is None else f"topic {topic!r}"
         raise Denied(
             f"user {user.name!r} may not {VERBS[action]} {what}",
-            hint=f"it takes a scope like '{action}:{'*' if topic is None else topic}'",
+            hint=f"this needs a scope such as '{action}:{'*' if topic is None else topic}'",
             user=user.name,
             action=action,
             topic=topic,
@@ -117,7 +117,7 @@ def require(user: User, action: Action, topic: str | None) -> None:
 
 
 def check_exposure(host: str, access: Access, *, insecure: bool = False, tls: bool = False) -> None:
-    """Refuse to serve the network without asking who somebody is, unless that is wanted.
+    """Refuse to serve the network without authentication, unless `--insecure` is given.
 
     Raises Invalid with the code `exposed`. Warns where everyone may do everything, and of secrets sent in the clear.
     """
@@ -125,22 +125,25 @@ def check_exposure(host: str, access: Access, *, insecure: bool = False, tls: bo
         return
     if not access.authenticates and not insecure:
         raise Invalid(
-            f"{host or 'every address'} can be reached from other machines, and nobody would be asked who they are",
-            hint="give --auth FILE (see 'headwater auth add'), or --insecure if everyone may do everything",
+            f"{host or 'every address'} would listen on the network without authentication",
+            hint="give --auth FILE (see 'headwater auth add'), or --insecure to allow everyone everything",
             code="exposed",
             host=host,
         )
     if not access.authenticates:
-        logger.warning("everyone who can reach %s may read, append and delete everything", host or "this machine")
+        logger.warning(
+            "authentication is off: everyone who can reach %s may read, append and delete everything",
+            host or "this machine",
+        )
     elif not tls:
         logger.warning(
-            "passwords and tokens travel unencrypted to %s — give --tls-cert and --tls-key, or have a proxy do TLS",
+            "passwords and tokens are sent to %s unencrypted — give --tls-cert and --tls-key, or use a TLS proxy",
             host or "this machine",
         )
 
 
 def loopback(host: str) -> bool:
-    """Whether only this machine can reach the address. A name other than `localhost` may lead anywhere."""
+    """Return whether only this machine can reach the address. A name other than `localhost` may lead anywhere."""
     if host == "localhost":
         return True
     try:

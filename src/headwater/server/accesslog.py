@@ -1,9 +1,9 @@
 """The access log: one line of JSON for each request, written by a thread of its own (docs/RUNNING.md lists the fields).
 
-A request only puts what is known of it into a queue. The queue is bounded: while the file cannot be written as fast as
-requests come, or not at all, lines are dropped, and the log says how many as soon as it can be written again. Nothing
-is synced. Secrets are never written: of the query, only parameters that the server knows keep their values; nothing of
-the headers is written. What is not printable is escaped, so that no request can forge a line or play with a terminal.
+A request only puts a record into a bounded queue. While the file cannot be written, or not as fast as requests come,
+lines are dropped; the log records their number as soon as it can be written again. Nothing is synced. Secrets are
+never written: only parameters that the server knows keep their values, and headers are omitted. Unprintable
+characters are escaped, so that a request cannot forge a line or send control codes to a terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.server.http.parameters import QUERY_NAMES
 QUEUE_MAX = 10_000  # lines that wait: at most some 20 MB, and what a second of a busy server brings
 LINES_PER_WRITE = 1000
 FLUSH_S = 0.25  # how late a line may be
-CLOSE_S = 5.0  # how long the end of the server waits for whoever reads the log through a pipe, and does not
+CLOSE_S = 5.0  # how long a stopping server waits for a slow reader of the log's pipe
 TARGET_CHARS_MAX = 1024  # a longer address is cut
 STANDARD_ERROR = 2
 TICKS_PER_SECOND = 10_000_000
@@ -35,7 +35,7 @@ class RequestRecord(NamedTuple):
 
     ticks: int
     client: str  # the address
-    user: str  # empty if nobody is known
+    user: str  # empty if not authenticated
     method: str
     target: str  # the path and the query as they were asked for, not decoded
     route: str  # the pattern of the path; empty if there is none
@@ -95,7 +95,7 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """How many lines could not be written since the start."""
+        """Return how many lines could not be written since the start."""
         return self._refused + self._failed
 
     def note(
@@ -147,7 +147,7 @@ class AccessLog:
             try:
                 fresh = self._disk.open_append(self._path)
             except OSError as error:
-                self._write(self._notice(error=f"cannot be opened again: {error.strerror}"))
+                self._write(self._notice(error=f"cannot be reopened: {error.strerror}"))
             else:
                 self._disk.close(self._fd)
                 self._fd = fresh
@@ -155,7 +155,7 @@ class AccessLog:
     def _write(self, data: bytes) -> bool:
         try:
             self._disk.append(self._fd, b"\n" + data if self._torn else data)
-        except OSError:  # a full disk, a pipe that nobody reads: told by a notice as soon as there is room
+        except OSError:  # a full disk, or a pipe without a reader: a notice follows as soon as there is room
             self._torn = True
         else:
             self._torn = False
@@ -166,7 +166,7 @@ class AccessLog:
 
 
 def line_of(access: RequestRecord) -> bytes:
-    """The line of a request, with its end."""
+    """Return the line of a request, with its end."""
     path, _, query = access.target.partition("?")
     if not path.startswith("/") and "://" in path:  # a whole address, which may have a password in it
         path = "/" + path.partition("://")[2].partition("/")[2]
@@ -197,7 +197,7 @@ def _time(ticks: int) -> str:
 
 @lru_cache(maxsize=8)
 def _until_seconds(second: int) -> str:
-    """The text of a second: many requests share one."""
+    """Return the text of a second: many requests share one."""
     return time_of(second * TICKS_PER_SECOND).strftime("%Y-%m-%dT%H:%M:%S")
 
 

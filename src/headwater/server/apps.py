@@ -1,8 +1,8 @@
-"""The application of a server: user code, in a process of its own, so that it never stalls the server or ends it.
+"""Runs the application of a server: user code in a separate process, so that it cannot stall or crash the server.
 
-The process is `headwater views run`, with one end of a pair of sockets. Over it, the server asks queries with a name
-(views/questions.py); and when the server is gone, even killed, the socket is closed and the process ends by itself.
-When the process dies, it is started again, after pauses that grow. Belongs to the loop's thread.
+The process is `headwater views run` with one end of a socket pair. The server sends named queries over it
+(views/questions.py). When the server ends, even by a kill, the socket closes and the process exits. When the process
+dies, it is restarted with growing delays. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headwater.server.metrics import ApplicationMeter
 from headwater.views import questions
 from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
 
-END_S = 10.0  # how long it may take to end when it is told to; then it is killed
+END_S = 10.0  # how long it may take to stop; then it is killed
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0  # before it is started again
-WELL_S = 60.0  # who lived so long was not ill from the start: the pauses begin anew
+WELL_S = 60.0  # after this long, a start counts as successful: delays start again from the first
 
 _log = logging.getLogger("headwater.server")
 
 
 class Application:
-    """The application, started again and again until it is stopped."""
+    """The application, restarted until it is stopped."""
 
     def __init__(self, address: str, data: Path, limits: ServerLimits, meter: ApplicationMeter) -> None:
         """`address` is what `--app` said, `data` the log's directory."""
@@ -70,8 +70,8 @@ class Application:
         except TimeoutError as error:
             await process.end()
             raise Unavailable(
-                f"{self._address} has not begun in {self._limits.application_start_s:g} s",
-                hint="what does it do when it is imported?",
+                f"{self._address} did not start within {self._limits.application_start_s:g} s",
+                hint="check what runs when the module is imported",
                 code="app_broken",
             ) from error
         except BaseException:
@@ -93,7 +93,7 @@ class Application:
                     process = None
                     if loop.time() - began_s > WELL_S:
                         tries, pause_s = 1, PAUSE_S
-                    _log.error("the application %s; it is started again in %g s", told, pause_s)
+                    _log.error("the application %s; restarting in %g s", told, pause_s)
                 await asyncio.sleep(pause_s)
                 tries, began_s = tries + 1, loop.time()
                 self._meter.restarts += 1
@@ -101,7 +101,7 @@ class Application:
                     process = await self._launch()
                 except (HeadwaterError, OSError) as error:
                     pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S, spread=0)
-                    _log.error("the application cannot be started: %s; tried again in %g s", error, pause_s)
+                    _log.error("the application cannot be started: %s; retrying in %g s", error, pause_s)
         finally:
             await self._let_go()
 
@@ -158,18 +158,20 @@ class _ApplicationProcess:
             said = await self._receive()
         except (asyncio.IncompleteReadError, OSError):
             code = await self._process.wait()
-            hint = "what it printed tells why"
-            raise Invalid(f"the application {_ended(code)} before it ran", hint=hint, code="app_broken") from None
+            hint = "see its output above"
+            raise Invalid(f"the application {_ended(code)} before it was ready", hint=hint, code="app_broken") from None
         if isinstance(said, BrokenApplication):
             raise questions.raised(said.error)
         if not isinstance(said, Ready):
-            raise Invalid("the application says something else than that it is ready", code="bad_message")
+            raise Invalid("the application sent an unexpected message instead of being ready", code="bad_message")
         self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     async def ask(self, name: str, arguments: dict[str, Any]) -> bytes:
         """Send a question, and wait for its answer for a limited time."""
         if len(self._waiting) >= self._limits.queries_max:
-            raise Unavailable("too many queries wait for the application", hint="try again soon", code="overloaded")
+            raise Unavailable(
+                "too many queries are waiting for the application", hint="try again soon", code="overloaded"
+            )
         self._asked += 1
         number = self._asked
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -180,7 +182,7 @@ class _ApplicationProcess:
                 return await answer
         except TimeoutError as error:
             raise Unavailable(
-                f"the query {name!r} has not answered in {self._limits.query_s:g} s", code="query_timeout"
+                f"the query {name!r} did not finish within {self._limits.query_s:g} s", code="query_timeout"
             ) from error
         finally:
             del self._waiting[number]
@@ -193,12 +195,12 @@ class _ApplicationProcess:
             await asyncio.wait((ending, self._listening), return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():  # it has closed its socket, as a rule because it ends
                 await asyncio.wait((ending,), timeout=END_S)
-            return _ended(ending.result()) if ending.done() else "hears nothing any more"
+            return _ended(ending.result()) if ending.done() else "closed its connection"
         finally:
             ending.cancel()
 
     async def end(self) -> None:
-        """Have it end, by force if it takes too long; whoever waits for an answer hears of it."""
+        """Stop it, by force if it takes too long; pending queries fail."""
         if self._listening is not None:
             self._listening.cancel()
         down = Unavailable("the application has ended", hint="it is being started again", code="application_down")
@@ -212,7 +214,7 @@ class _ApplicationProcess:
             async with asyncio.timeout(END_S):
                 await self._process.wait()
         except TimeoutError:
-            _log.warning("the application does not end, and is killed")
+            _log.warning("the application does not stop; killing it")
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
@@ -223,7 +225,7 @@ class _ApplicationProcess:
             while True:
                 said = await self._receive()
                 answer = self._waiting.get(said.id) if isinstance(said, QueryReply | QueryFailure) else None
-                if answer is None or answer.done():  # nobody waits any more
+                if answer is None or answer.done():  # the caller no longer waits
                     continue
                 if isinstance(said, QueryReply):
                     answer.set_result(bytes(said.answer))
@@ -236,4 +238,4 @@ class _ApplicationProcess:
 
 
 def _ended(code: int) -> str:
-    return f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

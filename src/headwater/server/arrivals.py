@@ -1,7 +1,7 @@
-"""Waiting for topics that do not exist yet: whoever makes one, in whichever process, those who wait for it go on.
+"""Waits for topics that do not exist yet, whichever process creates them.
 
-A directory wakes nobody when a topic is made in it, so all topics that are waited for are looked up together, ten times
-a second, and not at all while nobody waits. Belongs to the loop's thread.
+A directory sends no notification when a topic is created, so all awaited topics are polled together, ten times a
+second, and only while there are waiters. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Arrivals:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many clients wait."""
+        """Return how many clients wait."""
         return self._count
 
     async def wait(self, topic: str) -> None:
@@ -59,8 +59,8 @@ class Arrivals:
             raise _stopping()
         if self._count >= self._waiting_max:
             raise Unavailable(
-                f"{self._waiting_max} clients wait for topics that do not exist yet",
-                hint=f"make topic {topic!r} first, or wait for fewer at a time",
+                f"{self._waiting_max} clients are already waiting for topics that do not exist yet",
+                hint=f"create topic {topic!r} first, or wait for fewer topics at a time",
                 code="too_many",
                 limit="awaited_topics_max",
                 maximum=self._waiting_max,

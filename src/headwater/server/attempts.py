@@ -1,6 +1,6 @@
-"""How often wrong passwords may be tried: so often by one address, and so many at once.
+"""Limits attempts to guess passwords: failures of each address, and concurrent checks.
 
-Each address has an allowance of failures, which fills up again with time. What is remembered is bounded. Safe from any
+Each address has an allowance of failures that refills with time. Memory use is bounded. Safe from any
 thread.
 """
 
@@ -35,7 +35,7 @@ class Attempts:
         """Wait for a turn to check a password; raises Unavailable if there were too many failures, or too many wait."""
         self._admit(_network(address))
         if not self._queue.acquire(blocking=False):
-            raise Unavailable("too many passwords wait to be checked", hint="try again soon", code="overloaded")
+            raise Unavailable("too many passwords are waiting to be checked", hint="try again soon", code="overloaded")
         try:
             with self._checks:
                 yield
@@ -56,8 +56,8 @@ class Attempts:
         wait_s = self._free_at.get(network, -math.inf) - self._clock.monotonic() - allowed
         if wait_s > 0:
             raise Unavailable(
-                f"too many wrong passwords came from {network}",
-                hint=f"wait {math.ceil(wait_s)} s; tokens are not held up",
+                f"too many wrong passwords from {network}",
+                hint=f"wait {math.ceil(wait_s)} s; tokens are not limited",
                 code="too_many_failures",
                 retry_s=math.ceil(wait_s),
             )

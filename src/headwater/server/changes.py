@@ -1,8 +1,7 @@
-"""Live changes of binders: one look at each binder for all who follow it, and a read for each of them when it has more.
+"""Live changes of binders: one poll of each binder for all followers, and a read for each follower on a change.
 
-Nothing tells another process that SQLite has committed, so a binder that is followed is looked at every few
-milliseconds, by one task however many follow it, in a worker thread for as long as that takes. Belongs to the loop's
-thread.
+SQLite does not notify other processes of a commit, so one task polls each followed binder every few milliseconds, in
+a worker thread. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Pieces = AsyncGenerator[list[bytes], None]
 
 
 class ChangeFeeds:
-    """All who follow binders on one server."""
+    """All followers of binders on one server."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class ChangeFeeds:
 
 
 class _Watch:
-    """Looks at one binder for all who follow it. `news` grows with each commit that is seen."""
+    """Polls one binder for all its followers. `news` grows with each commit that it sees."""
 
     def __init__(self, binder: LocalBinder, blocking: Blocking, loop: asyncio.AbstractEventLoop) -> None:
         self.name = binder.name
@@ -149,13 +148,13 @@ def _settle(waiter: asyncio.Future[bool], value: bool) -> None:
 
 
 def _latest(binder: LocalBinder) -> str:
-    """The place of the last commit."""
+    """Return the place of the last commit."""
     with binder.follow(after="latest", timeout=0) as following:
         return following.place
 
 
 class _ChangeCursor:
-    """How far one stream is. Its reads are made one after the other, in worker threads."""
+    """The position of one stream. Its reads run one after the other, in worker threads."""
 
     def __init__(self, binder: LocalBinder, after: str | None, encode: Encode) -> None:
         self.binder = binder

@@ -1,4 +1,4 @@
-"""Live delivery to many: what is new is read and encoded once for all who want the same, and written to each.
+"""Live delivery to many subscribers: new events are read and encoded once for all that share a channel.
 
 A `Channel` moves along its topic's end and numbers the chunks that it writes; the last few are kept. A
 `ChannelSubscription` that is at the channel's place is live: it gets each chunk as it is made. One that is not (it
@@ -42,7 +42,7 @@ Write = Callable[[bytes, bytes], bool]
 
 
 class StreamFormat(Protocol):
-    """How events are written to a stream. Safe from any thread."""
+    """Encodes events for a stream. Safe from any thread."""
 
     @property
     def key(self) -> Hashable:
@@ -65,7 +65,7 @@ class StreamFormat(Protocol):
         ...
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
-        """The bytes of events, huge ones in slices; `before` is where their reader was before them."""
+        """Return the bytes of events, huge ones in slices; `before` is where their reader was before them."""
         ...
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
@@ -73,12 +73,12 @@ class StreamFormat(Protocol):
         ...
 
     def failure(self, error: HeadwaterError) -> bytes:
-        """The last words of a stream that cannot go on."""
+        """Return the error that ends a stream."""
         ...
 
 
 class ChannelChunk(NamedTuple):
-    """Events in their form. `after` is where a reader is that has had them.
+    """Encoded events. `after` is the position of a reader that has received them.
 
     With a huge event among them, they are not here: `pieces` makes their bytes, for each reader as it has room.
     """
@@ -93,7 +93,7 @@ class ChannelChunk(NamedTuple):
 
 
 class Channel(Follower):
-    """What several subscriptions share: one reader, one form, and the last chunks."""
+    """A reader, a format and the last chunks that several subscriptions share."""
 
     def __init__(
         self,
@@ -176,12 +176,12 @@ class Channel(Follower):
             self.done()
 
     def fail(self, error: Exception) -> None:
-        """Reading failed: nobody gets any more."""
+        """End all subscriptions because reading failed."""
         for subscription in list(self.subscriptions):
             subscription.fail(error)
 
     def kept(self, number: int) -> ChannelChunk | None:
-        """A chunk by its number; None if it is not kept any more."""
+        """Return a chunk by its number; None if it is not kept any more."""
         at = number - self.head
         return self.recent[at] if at >= -len(self.recent) else None
 
@@ -309,7 +309,7 @@ class ChannelSubscription:
                 self._offsets, self._last_id = self._channel.offsets, self._channel.last_id or self._last_id
 
     def fail(self, error: Exception) -> None:
-        """It cannot go on: the client is told why, unless the topic was deleted, and the stream is ended."""
+        """End the stream with an error to the client, unless the topic was deleted."""
         if self._ended:
             return
         deleted = isinstance(error, NotFound) and error.code == "topic_deleted"

@@ -1,4 +1,4 @@
-"""Appends of many connections become one commit: whoever waits for the same log shares one sync.
+"""Group commit: concurrent appends of many connections to one log share one sync.
 
 Requests are gathered until a turn of the loop brings none, and handed to a thread, which writes and syncs them. Then
 all are answered, and only then the next group is handed over: those who got an answer are soon back and come along, and
@@ -99,7 +99,7 @@ class Commits:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Return whether nothing waits."""
         return not self._queues
 
     def _gather(self, queue: _CommitQueue, seen: int, turns: int) -> None:
@@ -135,7 +135,7 @@ class Commits:
                 for write in self._writers:
                     write(queue.group)
             except Exception:  # noqa: BLE001  # then the loop writes them
-                _log.exception("answers cannot be written")
+                _log.exception("responses cannot be written")
             loop.call_soon_threadsafe(self._finished, queue)
 
     def _finished(self, queue: _CommitQueue) -> None:
@@ -155,7 +155,7 @@ class Commits:
             try:
                 done(waiting)
             except Exception:  # noqa: BLE001  # the others must be answered too
-                _log.exception("an append cannot be answered")
+                _log.exception("the response to an append cannot be sent")
         self._metrics.appended(queue.topic, events, size, appends)
         if much:
             return
@@ -167,7 +167,7 @@ class Commits:
 
 
 class _CommitQueue:
-    """What waits for one log, and what is being committed to it."""
+    """The pending appends of one log, and those being committed."""
 
     __slots__ = ("group", "log", "scheduled", "seconds", "size", "topic", "waiting")
 

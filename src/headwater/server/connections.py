@@ -16,7 +16,7 @@ DECODING_MAX = 2  # large frames that are decoded at once: each wants the interp
 
 
 class AnyConnection(Protocol):
-    """What a connection of either protocol can be told."""
+    """The interface of a connection of either protocol."""
 
     deadline: float
 
@@ -34,7 +34,7 @@ class AnyConnection(Protocol):
 
 
 class Connections:
-    """All connections of a server: their number, their deadlines, their end."""
+    """All connections of a server: counts them, checks their deadlines, closes them."""
 
     def __init__(self, app: HttpApplication, loop: asyncio.AbstractEventLoop) -> None:
         self.app = app
@@ -48,7 +48,7 @@ class Connections:
 
     @property
     def full(self) -> bool:
-        """Whether there can be no more."""
+        """Return whether there can be no more."""
         return self.stopping or len(self.open) >= self.limits.connections_max
 
     def accept(self, connection: AnyConnection, transport: asyncio.BaseTransport) -> Client | None:

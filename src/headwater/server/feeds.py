@@ -1,6 +1,6 @@
 """Live delivery of a served log: subscriptions that share what they read, and readers with ends of their own.
 
-`channels` tells how many are served with one read, `watches` how news is heard. Belongs to the loop's thread.
+`channels` serves many subscribers with one read, `watches` waits for new events. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Feeds:
-    """All live delivery of one server. `counts` tell what was done."""
+    """All live delivery of one server, with its `counts`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Feeds:
     def _place(
         self, topic: str, start: Position | Sequence[int], after: UUID | None, selection: Mapping[str, Any]
     ) -> tuple[TopicCursor, TopicCursor, Gap | None]:
-        """Where to begin, and where the topic ends now. In a worker thread."""
+        """Return where to begin, and where the topic ends now. In a worker thread."""
         cursor = self._backend.cursor(topic, start=start, **selection)
         end = cursor.at(cursor.ends())
         gap = None
@@ -138,7 +138,7 @@ class Feeds:
         return cursor, end, gap
 
     def _join(self, key: Hashable, form: StreamFormat, end: TopicCursor, subscription: ChannelSubscription) -> Channel:
-        """The channel of a subscription, which is made with the first."""
+        """Return the channel of a subscription, which is made with the first."""
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(end, form, self._limits, self.counts, self._loop)
@@ -212,7 +212,7 @@ async def beating(
 
 
 class _FeedWaiter(Follower):
-    """Somebody who reads for himself, and is told when there is more."""
+    """A reader with its own position that is notified of new events."""
 
     def __init__(self, cursor: TopicCursor) -> None:
         super().__init__(cursor)

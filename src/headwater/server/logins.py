@@ -1,7 +1,7 @@
-"""Access by a file of users: tokens, passwords and certificates.
+"""Access by a users file: tokens, passwords and certificates.
 
-`known` looks in dictionaries. `check` looks at the file first, so that a new token counts at once; one that was taken
-away counts for at most `users_look_s` longer: if nobody has looked for that long, `known` leaves it to `check`.
+`known` uses dictionaries only. `check` reloads a changed file first, so that a new token is valid at once. A revoked
+token is valid for at most `users_look_s`: if the file was not checked for that long, `known` defers to `check`.
 Safe from any thread.
 """
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("headwater.server")
 
 
 class FileAccess:
-    """The users of a file. Raises what `users.read` does, when it is made; after that, a bad file changes nothing."""
+    """The users of a file. The constructor raises as `users.read` does; later, an invalid file is only logged."""
 
     authenticates = True
     challenge = 'Bearer realm="headwater", Basic realm="headwater", charset="UTF-8"'
@@ -61,20 +61,18 @@ class FileAccess:
             return found
         said = headers.get("authorization")
         if said is None and client.certificate is None:
-            raise _unauthenticated(
-                "this server wants to know who asks", "send 'Authorization: Bearer TOKEN', or a name and password"
-            )
+            raise _unauthenticated("credentials required", "send 'Authorization: Bearer TOKEN', or a name and password")
         if said is None:
             raise _unauthenticated(
-                f"the certificate's subject {client.certificate!r} stands for no user",
+                f"the certificate's subject {client.certificate!r} belongs to no user",
                 f"headwater auth change FILE NAME --subject '{client.certificate}'",
             )
         scheme, _, credentials = said.partition(" ")
         if scheme.lower() == "basic":
             return self._by_password(said, credentials, client)
         if scheme.lower() == "bearer":
-            raise _unauthenticated("the token is not known", "it was revoked, or is not of this server")
-        raise _unauthenticated(f"Authorization is Bearer or Basic here, not {scheme[:40]!r}", "")
+            raise _unauthenticated("unknown token", "it was revoked, or belongs to another server")
+        raise _unauthenticated(f"unsupported Authorization scheme {scheme[:40]!r}: use Bearer or Basic", "")
 
     def _look_up(self, headers: Mapping[str, str], client: Client) -> User | None:
         """Who it is, from memory alone; None if that does not tell."""
@@ -97,7 +95,7 @@ class FileAccess:
             password = account.password if account is not None else None
             if not (password or users.nobody).is_of(typed):
                 self._attempts.failed(client.address)
-                raise _unauthenticated("the name or the password is wrong", "")
+                raise _unauthenticated("wrong user name or password", "")
         assert password is not None  # nobody's has no hash
         proofs = _proofs(client)
         if len(proofs) >= self._limits.proofs_max:
@@ -120,12 +118,12 @@ class FileAccess:
                     self._users = read(self._path, self._disk, self._limits)
             except (HeadwaterError, OSError) as error:
                 # A slip of an editor must neither lock everyone out nor let anyone in.
-                logger.warning("the users stay as they were: %s", error)
+                logger.warning("the users file was not reloaded: %s", error)
             self._look_at = looked + self._limits.users_look_s
 
 
 def _proofs(client: Client) -> dict[bytes, tuple[str, Password | None]]:
-    """The passwords that a connection has shown to be right, by the digest of what was sent."""
+    """Return the passwords that a connection has shown to be right, by the digest of what was sent."""
     found: dict[Any, Any] = client.cache.setdefault("proofs", {})
     return found
 
@@ -137,7 +135,7 @@ def _name_and_password(credentials: str) -> tuple[str, bytes]:
             return name.decode(), typed
     except ValueError:
         pass
-    raise _unauthenticated("Authorization: Basic is followed by name:password in base64", "")
+    raise _unauthenticated("malformed Authorization: Basic header: it takes name:password in base64", "")
 
 
 def _unauthenticated(message: str, hint: str) -> Denied:

@@ -1,4 +1,4 @@
-"""A remote member: for a client that has joined a consumer, a member of the engine's that hands out to it.
+"""A remote member: a member of the engine that delivers events to a client that has joined a consumer.
 
 A `RemoteMember` has a thread of its own, which takes events, encodes them and gives them to the loop, one chunk at a
 time: no more while the connection is full, or so much is not acked that the window is. The member lives as long as its
@@ -38,14 +38,14 @@ _log = logging.getLogger("headwater.server")
 
 
 class HeldPartition(msgspec.Struct, frozen=True):
-    """A partition that a member holds: by which fence, and which offset is handed out next."""
+    """A partition that a member holds: its fence, and the next offset to deliver."""
 
     fence: int
     next: int
 
 
 class MemberState(msgspec.Struct, frozen=True):
-    """What a member has done: how many events it has `sent` in all, and what it holds.
+    """The progress of a member: the number of events `sent` in all, and the partitions it holds.
 
     `idle` says that there was nothing more to send then, `full` that so much is not acked that it waits.
     """
@@ -58,7 +58,7 @@ class MemberState(msgspec.Struct, frozen=True):
 
 
 class Formats(msgspec.Struct, frozen=True):
-    """How a stream is written: events, a sign of life, and what went wrong at its end.
+    """Encodes a stream: events, heartbeats, and the error that ends it.
 
     `events` makes pieces, each when there is room for it; up to so many bytes, the data of a huge event is part of it.
     """
@@ -70,7 +70,7 @@ class Formats(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """What a client says of events: ranges that are acked, up to where all are, what failed; `flush`: durably."""
+    """A client's report on events: acked ranges, cumulative acks, failures; with `flush`, made durable."""
 
     acks: Sequence[tuple[int, int, int]] = ()
     to: Sequence[tuple[int, int]] = ()
@@ -79,7 +79,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class MemberOwner(msgspec.Struct, frozen=True):
-    """What a member is bound to, instead of being heard of: it lives until it is told to leave.
+    """Keeps a member alive without a lease, until it leaves.
 
     At most `events_max` are sent and not acked. When it leaves, nothing has failed, whatever the reason; `last` is
     called before, in its thread, for the last acks. It has the consumer for itself: when a partition that it held is
@@ -94,14 +94,14 @@ Work = Callable[[], dict[int, int]]
 
 
 class MemberTask(NamedTuple):
-    """What a member's thread is asked: to do some work, or, without any, to look for more; and how to answer."""
+    """A request to a member's thread: work to do, or None to poll for events; and the callback for its result."""
 
     work: Work | None
     tell: Callable[[object], None]
 
 
 class Turn(NamedTuple):
-    """What a member's thread does next: answer, and, if it is `open`, take as much as there is `room` for."""
+    """The next step of a member's thread: respond and, if it is `open`, take as many events as there is `room` for."""
 
     asked: list[MemberTask]
     open: bool
@@ -178,7 +178,7 @@ class RemoteMember:
             self._heard_s = monotonic()
 
     def settle(self, said: Settlement) -> list[bool]:
-        """Take what the client says of events; tells of each that failed whether it was set aside.
+        """Apply acks and failures of a client; returns for each failure whether the event was dead-lettered.
 
         Raises Fenced if something of it came too late, when all the rest is taken.
         """
@@ -211,7 +211,7 @@ class RemoteMember:
         self.consumer.stop()
 
     def handed_out(self, partition: int, offset: int) -> Event:
-        """A stand-in for an event that was handed out: whoever acks looks at its place alone."""
+        """Return a stand-in for an event that was handed out: an ack uses only its position."""
         return Event(self.consumer.topic, partition, offset, 0, "", None, b"", "bytes", 0)
 
     def done(self, partition: int, first: int, end: int) -> None:
@@ -295,7 +295,7 @@ class RemoteMember:
             error = trouble
         except Exception as bug:  # noqa: BLE001  # a bug of ours must be heard of at the other end
             _log.exception("a member of consumer %r failed", self.consumer.name)
-            error = Unavailable(f"the member failed: {type(bug).__name__}", hint="the server's log tells more")
+            error = Unavailable(f"the member failed: {type(bug).__name__}", hint="see the server's log")
         finally:
             self._leave(error)
 
@@ -434,7 +434,7 @@ class RemoteMember:
                 self.consumer.abandon()
         except HeadwaterError as trouble:
             error = error or trouble
-        finally:  # whatever happened, somebody may wait for its end
+        finally:  # in any case, as a caller may wait for its end
             for each in asked:
                 each.tell(member_gone())
             if loop is not None:
@@ -443,20 +443,20 @@ class RemoteMember:
 
 
 def member_gone(lease_s: float | None = None) -> Fenced:
-    """A member has left, or its client was silent for too long."""
-    told = "there is no such member" if lease_s is None else f"nothing was heard of the member for {lease_s:g} s"
+    """Return the error for a member that has left, or whose client was silent for too long."""
+    told = "no such member" if lease_s is None else f"the member's lease of {lease_s:g} s has expired"
     return Fenced(
         told,
-        hint="it has left: join again, and what was not acked comes again",
+        hint="join again; events that were not acknowledged are delivered again",
         code="member_gone",
     )
 
 
 def taken_over(name: str) -> Fenced:
-    """Somebody else has what a member had for itself."""
+    """Return the error for an exclusive member that was taken over."""
     return Fenced(
-        f"consumer {name!r} was taken over, or moved to another place",
-        hint="subscribe again: what was not acknowledged comes again",
+        f"consumer {name!r} was taken over, or moved by a seek",
+        hint="subscribe again; events that were not acknowledged are delivered again",
     )
 
 
@@ -465,7 +465,7 @@ def _tell(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], told: ob
 
 
 def _resolve(answer: asyncio.Future[Any], told: object) -> None:
-    if answer.done():  # whoever asked has gone
+    if answer.done():  # the caller has gone
         return
     if isinstance(told, BaseException):
         answer.set_exception(told)
@@ -476,5 +476,5 @@ def _resolve(answer: asyncio.Future[Any], told: object) -> None:
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     try:
         loop.call_soon_threadsafe(function)
-    except RuntimeError:  # the loop is closed: the server has ended, and nobody waits
-        _log.debug("a member outlived its loop")
+    except RuntimeError:  # the loop is closed: the server has ended, and there are no waiters
+        _log.debug("a member outlived its event loop")

@@ -1,6 +1,6 @@
-"""What the server counts: plain numbers, because a request takes twenty microseconds and may spend one on this.
+"""The server's counters: plain numbers, because a request takes 20 µs and may spend one of them on counting.
 
-`Metrics` belongs to the loop's thread, which alone changes it; whoever shows it (server/prometheus.py) reads it from
+`Metrics` belongs to the loop's thread, which alone changes it; its exporter (server/prometheus.py) reads it from
 another thread, one number or one copied list at a time. Syncs are counted where they are made, by `CountingDisk`.
 """
 
@@ -22,7 +22,7 @@ REQUEST_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 OTHER = "other"  # the label of what has none of its own; a topic of this name is counted there too
 METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TCP"))  # the last: frames over TCP
-TOPICS_MAX = 100  # labels are remembered for ever, here and by whoever scrapes: what more topics do is added up
+TOPICS_MAX = 100  # labels are kept forever, here and in Prometheus: further topics are added up
 CODES_MAX = 200  # ours are some dozens; a plug-in may bring its own
 
 
@@ -68,7 +68,7 @@ class RouteMeter:
 
 
 class TopicMeter:
-    """What was appended to one topic through this server."""
+    """Appends to one topic through this server."""
 
     __slots__ = ("appends", "bytes", "events")
 
@@ -110,7 +110,7 @@ class CountingDisk(Disk):
 
 
 class LiveMeter:
-    """What live delivery does. Belongs to the loop's thread."""
+    """Counters of live delivery. Belongs to the loop's thread."""
 
     __slots__ = ("behind", "bytes", "channels", "events", "gaps", "subscribers")
 
@@ -124,7 +124,7 @@ class LiveMeter:
 
 
 class ApplicationMeter:
-    """How the application of a server is. `up` is None where there is none."""
+    """The state of the server's application. `up` is None if there is no application."""
 
     __slots__ = ("restarts", "up")
 
@@ -134,7 +134,7 @@ class ApplicationMeter:
 
 
 class Metrics:
-    """All that is counted. The attributes may be changed directly, in the loop's thread."""
+    """All counters of a server. The attributes may be changed directly, in the loop's thread."""
 
     def __init__(self, disk: CountingDisk | None = None) -> None:
         self.disk = disk or CountingDisk()
@@ -180,7 +180,7 @@ class Metrics:
         return found
 
     def _topic(self, topic: str) -> TopicMeter:
-        """The meter of a topic that has none yet: one of its own, as long as there are few."""
+        """Return the meter of a topic that has none yet: one of its own, as long as there are few."""
         if len(self.topics) >= TOPICS_MAX:
             topic = OTHER
         return self.topics.setdefault(topic, TopicMeter())

@@ -1,6 +1,6 @@
-"""What the server counts and what its log holds, as Prometheus reads it (docs/RUNNING.md lists the names).
+"""Metrics of the server and its log in the format of Prometheus (docs/RUNNING.md lists the names).
 
-`render` looks at the log, so it belongs in a worker thread. What cannot be looked at, as a damaged topic, is left out
+`render` reads the log, so it belongs in a worker thread. Anything unreadable, such as a damaged topic, is omitted
 and counted in `headwater_scrape_errors`: a scrape never fails because of it. The library that writes the format is
 imported with this module, at the first scrape: it takes some megabytes that a server without Prometheus need not have.
 """
@@ -63,30 +63,32 @@ class _Families(Collector):
 
 
 def _appends(metrics: Metrics) -> Iterator[Metric]:
-    appends = CounterMetricFamily("headwater_appends", "Requests that appended events.", labels=["topic"])
-    events = CounterMetricFamily("headwater_append_events", "Events that were appended.", labels=["topic"])
-    sizes = CounterMetricFamily("headwater_append_bytes", "Bytes of data that were appended.", labels=["topic"])
+    appends = CounterMetricFamily("headwater_appends", "Append requests.", labels=["topic"])
+    events = CounterMetricFamily("headwater_append_events", "Events appended.", labels=["topic"])
+    sizes = CounterMetricFamily("headwater_append_bytes", "Bytes of data appended.", labels=["topic"])
     for topic, meter in metrics.topics.copy().items():
         label = [topic]
         appends.add_metric(label, meter.appends)
         events.add_metric(label, meter.events)
         sizes.add_metric(label, meter.bytes)
     yield from (appends, events, sizes)
-    yield _counter("headwater_commits", "Commits; appends that wait together share one.", metrics.commits)
-    took = HistogramMetricFamily("headwater_commit_seconds", "From an append's arrival at the log to its commit.")
+    yield _counter("headwater_commits", "Commits; concurrent appends share one.", metrics.commits)
+    took = HistogramMetricFamily(
+        "headwater_commit_seconds", "Seconds from the arrival of an append at the log to its commit."
+    )
     _add_histogram(took, [], metrics.commit_seconds)
     yield took
     yield _counter("headwater_fsyncs", "Syncs of files and directories.", metrics.disk.syncs)
-    yield _counter("headwater_fsync_seconds", "Seconds that syncs have taken.", metrics.disk.sync_seconds)
+    yield _counter("headwater_fsync_seconds", "Seconds spent in syncs.", metrics.disk.sync_seconds)
 
 
 def _requests(metrics: Metrics) -> Iterator[Metric]:
     requests = CounterMetricFamily(
-        "headwater_http_requests", "Requests that were answered, over TCP too.", labels=["method", "route", "status"]
+        "headwater_http_requests", "Requests answered, over HTTP and TCP.", labels=["method", "route", "status"]
     )
     seconds = HistogramMetricFamily(
         "headwater_http_request_seconds",
-        "From a request's head, or its frame, to its answer's.",
+        "Seconds from the head of a request, or its frame, to the head of its response.",
         labels=["method", "route"],
     )
     for meter in metrics.routes.copy().values():
@@ -94,29 +96,33 @@ def _requests(metrics: Metrics) -> Iterator[Metric]:
         for status, count in sorted(meter.statuses.copy().items()):
             requests.add_metric([*label, str(status)], count)
         _add_histogram(seconds, label, meter.seconds)
-    errors = CounterMetricFamily("headwater_errors", "Answers that were errors, by their code.", labels=["code"])
+    errors = CounterMetricFamily("headwater_errors", "Error responses, by code.", labels=["code"])
     for code, count in sorted(metrics.errors.copy().items()):
         errors.add_metric([code], count)
     yield from (requests, seconds, errors)
 
 
 def _connections(metrics: Metrics) -> Iterator[Metric]:
-    yield _gauge("headwater_http_connections", "Connections that are open, over HTTP and TCP.", metrics.connections)
+    yield _gauge("headwater_http_connections", "Open connections, over HTTP and TCP.", metrics.connections)
     for name, told, value in (
-        ("headwater_http_connections_accepted", "Connections that were accepted.", metrics.connections_accepted),
-        ("headwater_http_connections_refused", "Connections that were too many.", metrics.connections_refused),
-        ("headwater_http_received_bytes", "Bytes that came.", metrics.bytes_received),
-        ("headwater_http_sent_bytes", "Bytes of bodies and frames that went.", metrics.bytes_sent),
-        ("headwater_deliveries", "Events that were handed to live streams.", metrics.live.events),
-        ("headwater_delivery_bytes", "Bytes that were handed to live streams.", metrics.live.bytes),
-        ("headwater_delivery_gaps", "Times that retention passed a live stream.", metrics.live.gaps),
+        ("headwater_http_connections_accepted", "Connections accepted.", metrics.connections_accepted),
+        (
+            "headwater_http_connections_refused",
+            "Connections refused because of the limit.",
+            metrics.connections_refused,
+        ),
+        ("headwater_http_received_bytes", "Bytes received.", metrics.bytes_received),
+        ("headwater_http_sent_bytes", "Bytes of bodies and frames sent.", metrics.bytes_sent),
+        ("headwater_deliveries", "Events delivered to live streams.", metrics.live.events),
+        ("headwater_delivery_bytes", "Bytes delivered to live streams.", metrics.live.bytes),
+        ("headwater_delivery_gaps", "Times that retention overtook a live stream.", metrics.live.gaps),
         ("headwater_subscribers_behind", "Times that the client of a live stream was too slow.", metrics.live.behind),
     ):
         yield _counter(name, told, value)
-    yield _gauge("headwater_subscribers", "Live streams that are open.", metrics.live.subscribers)
-    yield _gauge("headwater_channels", "Readers that live streams share.", metrics.live.channels)
+    yield _gauge("headwater_subscribers", "Open live streams.", metrics.live.subscribers)
+    yield _gauge("headwater_channels", "Readers shared by live streams.", metrics.live.channels)
     if metrics.access_log is not None:
-        yield _counter("headwater_access_log_dropped", "Lines that the access log lacks.", metrics.access_log.dropped)
+        yield _counter("headwater_access_log_dropped", "Lines dropped from the access log.", metrics.access_log.dropped)
 
 
 def _log(metrics: Metrics, store: Store) -> Iterator[Metric]:
@@ -148,22 +154,25 @@ def _log(metrics: Metrics, store: Store) -> Iterator[Metric]:
     yield from _sizes(topics)
     yield _lags(consumers)
     yield from _views(views)
-    yield _gauge("headwater_scrape_errors", "What could not be looked at in this scrape.", errors)
+    yield _gauge("headwater_scrape_errors", "Sources of metrics that failed in this scrape.", errors)
 
 
 def _views(views: list[ViewInfo]) -> Iterator[Metric]:
-    """How projections and functions are. What is above the bound is added up, by kind and topic, then by kind."""
+    """Yield the metrics of projections and functions; above the limit, sums by kind and topic, then by kind."""
     labels: list[tuple[str, str, str]] = [(each.kind, each.name, each.topic) for each in views]
     if len(labels) > VIEWS_MAX:
         labels = [(kind, OTHER, topic) for kind, _, topic in labels]
     if len(set(labels)) > VIEWS_MAX:
         labels = [(kind, name, OTHER) for kind, name, _ in labels]
     for family, read in (
-        (GaugeMetricFamily("headwater_view_lag_events", "Events that were not handled yet.", labels=_VIEW), "lag"),
-        (CounterMetricFamily("headwater_view_events", "Events that were handled.", labels=_VIEW), "events"),
-        (CounterMetricFamily("headwater_view_errors", "Errors of the view's code.", labels=_VIEW), "errors"),
-        (GaugeMetricFamily("headwater_view_aside_events", "Events that were set aside.", labels=_VIEW), "aside"),
-        (GaugeMetricFamily("headwater_view_stopped", "Views that an error has stopped.", labels=_VIEW), "stopped"),
+        (GaugeMetricFamily("headwater_view_lag_events", "Events not handled yet.", labels=_VIEW), "lag"),
+        (CounterMetricFamily("headwater_view_events", "Events handled.", labels=_VIEW), "events"),
+        (CounterMetricFamily("headwater_view_errors", "Errors raised by the view's code.", labels=_VIEW), "errors"),
+        (
+            GaugeMetricFamily("headwater_view_aside_events", "Events quarantined or dead-lettered.", labels=_VIEW),
+            "aside",
+        ),
+        (GaugeMetricFamily("headwater_view_stopped", "Views stopped by an error.", labels=_VIEW), "stopped"),
     ):
         sums: dict[tuple[str, str, str], float] = {}
         for label, each in zip(labels, views, strict=True):
@@ -177,16 +186,16 @@ def _views(views: list[ViewInfo]) -> Iterator[Metric]:
 def _application(metrics: Metrics) -> Iterator[Metric]:
     application = metrics.application
     if application.up is not None:
-        yield _gauge("headwater_application_up", "Whether the application runs.", application.up)
-        yield _counter("headwater_application_restarts", "Times that it was started again.", application.restarts)
+        yield _gauge("headwater_application_up", "1 if the application is running.", application.up)
+        yield _counter("headwater_application_restarts", "Restarts of the application.", application.restarts)
 
 
 def _sizes(topics: Iterable[TopicInfo]) -> Iterator[Metric]:
-    events = GaugeMetricFamily("headwater_log_events", "Events that the topic holds.", labels=["topic"])
+    events = GaugeMetricFamily("headwater_log_events", "Events in the topic.", labels=["topic"])
     sizes = GaugeMetricFamily("headwater_log_bytes", "Bytes of the topic's files.", labels=["topic"])
     segments = GaugeMetricFamily("headwater_log_segments", "Segments of the topic.", labels=["topic"])
     frozen = GaugeMetricFamily(
-        "headwater_log_frozen_partitions", "Partitions that take no more, because of a failed disk.", labels=["topic"]
+        "headwater_log_frozen_partitions", "Partitions that refuse appends because of a failed disk.", labels=["topic"]
     )
     for topic in topics:
         events.add_metric([topic.name], topic.events)
@@ -197,7 +206,7 @@ def _sizes(topics: Iterable[TopicInfo]) -> Iterator[Metric]:
 
 
 def _lags(consumers: list[ConsumerInfo]) -> Metric:
-    """How far each consumer is behind. There may be thousands of partitions, so what is too much is added up."""
+    """Return how far each consumer is behind. There may be thousands of partitions, so what is too much is added up."""
     labels = [(each.name, each.topic, str(each.partition)) for each in consumers]
     if len(labels) > LAGS_MAX:
         labels = [(name, topic, "all") for name, topic, _ in labels]
@@ -208,7 +217,7 @@ def _lags(consumers: list[ConsumerInfo]) -> Metric:
         lags[label] = lags.get(label, 0) + each.lag
     family = GaugeMetricFamily(
         "headwater_consumer_lag_events",
-        "Events that the consumer has not acked.",
+        "Events not acknowledged by the consumer.",
         labels=["consumer", "topic", "partition"],
     )
     for label, lag in sorted(lags.items()):
@@ -223,7 +232,7 @@ def _process_families() -> Iterator[Metric]:
     with contextlib.suppress(OSError, ValueError):  # not Linux
         pages = Path("/proc/self/statm").read_bytes().split()
         anonymous = (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGESIZE")
-        told = "Memory that is the process's own; the resident memory also counts the log's files."
+        told = "Private memory of the process; the resident memory also counts mapped files of the log."
         yield _gauge("headwater_anonymous_memory_bytes", told, anonymous)
     yield from _process.collect()
 

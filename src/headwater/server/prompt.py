@@ -1,4 +1,4 @@
-"""Answers that the thread which commits writes itself, before the loop hears of the commit.
+"""Responses that the committing thread writes itself, before the loop learns of the commit.
 
 The system takes as long to send an answer as we do for all the rest; meanwhile the loop can read what comes.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Way:
-    """A descriptor of a connection's socket for the thread that commits; closed when nobody uses it any more.
+    """A duplicate socket descriptor for the committing thread; closed after its last use.
 
     The loop may close its own at any time, and the next connection may get its number: no answer must go there.
     """
@@ -43,4 +43,4 @@ def write(answers: Iterable[Prompt]) -> None:
             answer.sent = os.write(answer.way.number, answer.made)
             answer.written = answer.sent == len(answer.made)
         except OSError:
-            continue  # there is no room, or nobody any more: the loop sees to it
+            continue  # the socket is full or closed: the loop handles it

@@ -1,4 +1,4 @@
-"""The replicas of a served log: what they ask waits in a thread of a few that do nothing else.
+"""The replicas of a served log: their requests wait in a few dedicated threads.
 
 So replicas that wait for more take no thread from other requests.
 """
@@ -19,6 +19,6 @@ class Replicas:
         self.threads = ThreadPoolExecutor(threads, "headwater-replica")
 
     def close(self) -> None:
-        """Answer those who wait, and let go of the threads."""
+        """Answer waiting requests, and release the threads."""
         self.source.stop()
         self.threads.shutdown(wait=True, cancel_futures=True)

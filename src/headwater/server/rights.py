@@ -1,4 +1,4 @@
-"""Which right each request of HTTP and each frame of TCP needs: the one table that both protocols ask.
+"""The table of rights that HTTP requests and TCP frames need, shared by both protocols.
 
 docs/SECURITY.md lists the same, and a test compares them. Where the right is of something that is not in the address
 of a request, as of each topic of a transaction, its handler asks for it, by the name of its row here.
@@ -15,7 +15,7 @@ Of = Literal["", "topic", "each topic", "bus", "all topics", "binder", "query"]
 
 
 class Right(NamedTuple):
-    """What a request needs: an action on something; "user" asks only who it is, and None not even that."""
+    """The right that a request needs: an action on a resource; "user" needs only authentication, None nothing."""
 
     needed: Needed
     of: Of = ""
@@ -82,7 +82,7 @@ RIGHTS: dict[str, Right] = {
 
 
 def action_of(request: str) -> Action:
-    """The action that a request needs which needs one; `request` is the name of a row."""
+    """Return the action that a request needs which needs one; `request` is the name of a row."""
     needed = RIGHTS[request].needed
     assert needed in ACTIONS
     return needed

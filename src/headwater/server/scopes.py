@@ -1,4 +1,4 @@
-"""What users may do: scopes, each of which grants actions on the topics whose names match a pattern.
+"""The permissions of users: scopes, each of which grants actions on topics whose names match a pattern.
 
 In a pattern, `*` stands for any text, the empty one too, and everything else for itself: `orders.*` is every topic
 whose name begins with `orders.`. As text, a scope is `read,append:orders.*`. Binders and queries with a name are
@@ -18,7 +18,7 @@ from headwater.limits import DEFAULTS, SERVER_DEFAULTS
 Action = Literal["read", "append", "admin"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 EVERY_TOPIC = "*"
-HINT = "write actions, a colon and a pattern of topics, as in 'read,append:orders.*' or 'admin:*'"
+HINT = "a scope is actions, a colon and a pattern of topics, as in 'read,append:orders.*' or 'admin:*'"
 
 
 def binder_scope(name: str) -> str:
@@ -51,7 +51,7 @@ class Scope(msgspec.Struct, frozen=True):
         return f"{','.join(action for action in ACTIONS if action in self.actions)}:{self.topics}"
 
     def covers(self, topic: str) -> bool:
-        """Whether the topic's name matches the pattern; in time that is linear in the name."""
+        """Return True if the topic's name matches the pattern, in time linear in the length of the name."""
         first, *others = self.topics.split("*")
         if not others:
             return topic == first
@@ -68,7 +68,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class User:
-    """Somebody who was identified, and what they may do."""
+    """An authenticated user and its scopes."""
 
     __slots__ = ("_decisions", "name", "scopes")
 
@@ -81,7 +81,7 @@ class User:
         return f"User({self.name!r}, {', '.join(map(str, self.scopes))!r})"
 
     def may(self, action: Action, topic: str | None) -> bool:
-        """Whether the user may do this to the topic. None stands for all topics, also future ones: the pattern `*`."""
+        """Return whether the user may do this to the topic. None means all topics, also future ones: pattern `*`."""
         decision = self._decisions.get((action, topic))
         if decision is None:
             if len(self._decisions) >= SERVER_DEFAULTS.user_decisions_max:

@@ -1,4 +1,4 @@
-"""What all handlers share: the store, appends that wait, live delivery, metrics, and threads for what blocks."""
+"""State shared by all handlers: the store, pending appends, live delivery, metrics, and worker threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Service:
         self.application: Application | None = None
         self.loop = asyncio.get_running_loop()
         self.durable: dict[tuple[str, str], Any] = {}  # by topic and name: which connection of ours has a subscription
-        self.ignores_credentials = False  # nobody checks them: neither `access`, nor an application around the server
+        self.ignores_credentials = False  # they are checked neither by `access` nor by a surrounding application
         self._said_ignored = False
         self._under_way: dict[str, asyncio.Task[Any]] = {}
         self._threads = ThreadPoolExecutor(settings.limits.threads, "headwater-worker")
@@ -60,14 +60,12 @@ class Service:
         self._thawing = self.loop.create_task(self._thaw())
 
     def ignored(self, headers: Mapping[str, str]) -> bool:
-        """Whether a client sent credentials that nobody checks; the log says so the first time."""
+        """Return whether a client sent credentials although authentication is off; logs this once."""
         if not self.ignores_credentials or "authorization" not in headers:
             return False
         if not self._said_ignored:
             self._said_ignored = True
-            _log.warning(
-                "a client sent credentials, which are not checked: this server has no users — give --auth FILE"
-            )
+            _log.warning("a client sent credentials, but authentication is off — give --auth FILE")
         return True
 
     async def blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,11 +73,11 @@ class Service:
         return await self.loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     async def shared(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same, but called once for all who ask for it under this name while it is under way."""
+        """Run a function in a worker thread, once for all concurrent callers that give this name."""
         task = self._under_way.get(name)
         if task is None:
             task = self._under_way[name] = self.loop.create_task(self.blocking(function, *args, **kwargs))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # there may be no waiter left
             task.add_done_callback(lambda _: self._under_way.pop(name))
         found: R = await asyncio.shield(task)
         return found
@@ -103,16 +101,16 @@ class Service:
         await self.shared(f"create {topic}", create)
 
     def later(self, function: Callable[[], object]) -> None:
-        """Have this called in a thread, soon, and wait for nothing: for what must be let go of when a client leaves."""
+        """Call this soon in a thread, without waiting: for resources to release when a client leaves."""
         self.loop.run_in_executor(self._threads, function)
 
     async def pump(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """Pieces that are read from files, one at a time, as fast as somebody takes them."""
+        """Pieces that are read from files, one at a time, as fast as they are consumed."""
         while (found := [await self.loop.run_in_executor(self._threads, next, pieces, b"")])[0]:
             yield found.pop()  # so that nothing is held here for a slow client
 
     async def close(self) -> None:
-        """End live delivery, finish what waits, and let go of the threads. The log stays open: it is not ours."""
+        """End live delivery, finish pending work, and release the threads. The log stays open: the caller owns it."""
         self.arrivals.close()
         self._thawing.cancel()
         self.feeds.close()

@@ -1,4 +1,4 @@
-"""What `headwater serve` was told."""
+"""The settings of `headwater serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.limits import MIB, SERVER_DEFAULTS, ServerLimits
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True):
-    """The topic behind `/api/events`, and what it keeps."""
+    """The topic behind `/api/events`, and its retention."""
 
     topic: str = "events"
     segments: int = 16  # with the size below, a gigabyte of the newest events
@@ -16,7 +16,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server behaves. `origins` are those of browsers that may call it from other sites, "*" for all."""
+    """The settings of a server. `origins` are the web origins that may call it from a browser, "*" for all."""
 
     bus: Bus = Bus()
     origins: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ def context(cert: str | Path, key: str | Path, client_ca: str | Path | None = No
 
 
 class Certificate:
-    """The context of these files, for whoever listens; connections that come after a change have the new files'."""
+    """The TLS context of these files for a listener; connections after a change use the new files."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Certificate:
         try:
             self._current = context(*self._files)
         except HeadwaterError as error:
-            logger.warning("the certificate stays as it was: %s", error)
+            logger.warning("the certificate was not reloaded: %s", error)
             return False
         self._seen = seen
         return True
@@ -99,7 +99,7 @@ class Certificate:
 
 
 def subject(connection: ssl.SSLObject | ssl.SSLSocket) -> str | None:
-    """The subject of the client's certificate as RFC 4514 writes it, most specific first: `CN=ada,O=Shop`.
+    """Return the subject of the client's certificate as RFC 4514 writes it, most specific first: `CN=ada,O=Shop`.
 
     None if there is none, or it was not verified. The same as `openssl x509 -subject -nameopt RFC2253,-esc_msb` shows.
     """
@@ -130,34 +130,34 @@ def _load_chain(made: ssl.SSLContext, cert: Path, key: Path) -> None:
         made.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            message, hint = f"the key {key} is not that of the certificate {cert}", "were both made together?"
+            message, hint = f"the key {key} does not match the certificate {cert}", "check that both belong together"
         else:
-            message = f"{cert} and {key} are no certificate and key in PEM: {error.reason or error}"
-            hint = "each begins with a line like '-----BEGIN CERTIFICATE-----' and '-----BEGIN PRIVATE KEY-----'"
+            message = f"{cert} and {key} are not a certificate and a key in PEM format: {error.reason or error}"
+            hint = "they start with lines such as '-----BEGIN CERTIFICATE-----' and '-----BEGIN PRIVATE KEY-----'"
         raise Invalid(message, hint=hint, code="bad_certificate") from error
     except OSError as error:
         raise Invalid(f"{cert} or {key} cannot be read: {error.strerror}", code="bad_certificate") from error
 
 
 def _load_authority(made: ssl.SSLContext, client_ca: Path) -> None:
-    _present(client_ca, "authority of clients")
+    _present(client_ca, "client certificate authority")
     try:
         made.load_verify_locations(cafile=client_ca)
     except ssl.SSLError as error:
-        hint = "it begins with a line like '-----BEGIN CERTIFICATE-----'"
-        message = f"{client_ca} holds no certificates in PEM: {error.reason or error}"
+        hint = "it starts with a line such as '-----BEGIN CERTIFICATE-----'"
+        message = f"{client_ca} holds no certificates in PEM format: {error.reason or error}"
         raise Invalid(message, hint=hint, code="bad_certificate") from error
 
 
 def _present(path: Path, what: str) -> None:
     if not path.is_file():
-        hint = "docs/SECURITY.md shows how to make a set for trying it out"
-        raise NotFound(f"there is no {what} {path}", hint=hint, code="certificate_not_found", path=str(path))
+        hint = "docs/SECURITY.md shows how to create test certificates"
+        raise NotFound(f"{what} {path} does not exist", hint=hint, code="certificate_not_found", path=str(path))
 
 
 def _no_password() -> str:
     raise Invalid(
-        "the server's key is encrypted, and nobody is there to type its password",
-        hint="'openssl pkey -in key.pem -out plain.pem' decrypts it; then: chmod 600 plain.pem",
+        "the server's key is encrypted, and the server cannot ask for its password",
+        hint="decrypt it with 'openssl pkey -in key.pem -out plain.pem', then 'chmod 600 plain.pem'",
         code="bad_certificate",
     )

@@ -1,8 +1,8 @@
-"""The file of users: who there is, how they prove it, and what they may do (docs/SECURITY.md).
+"""The users file: names, credentials and scopes (docs/SECURITY.md).
 
 JSON that holds no secret as it was typed: passwords as scrypt with a salt each, tokens as SHA-256. `read` and `decode`
-give `Users`, which never change and are safe from any thread; `changing` writes the file anew, whole or not at all,
-one process after the other.
+return immutable `Users`, which are safe from any thread; `changing` replaces the file atomically, one process after
+the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger("headwater.server")
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one scrypt takes: 128·n·r bytes of memory, and time in proportion to n·r·p."""
+    """The cost of one scrypt: 128·n·r bytes of memory, and time in proportion to n·r·p."""
 
     n: int = 1 << 14
     r: int = 8
@@ -50,7 +50,7 @@ COST = Cost()  # of the settings that OWASP names as equal, the one that takes l
 
 
 class Password(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A password as it is kept."""
+    """A stored password."""
 
     cost: Cost
     salt: bytes
@@ -63,27 +63,27 @@ class Password(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         typed = text.encode()
         if not limits.password_bytes_min <= len(typed) <= limits.password_bytes_max:
             raise Invalid(
-                f"a password has {limits.password_bytes_min} to {limits.password_bytes_max} bytes",
-                hint="for programs, a token is better: 'headwater auth token'",
+                f"a password must have {limits.password_bytes_min} to {limits.password_bytes_max} bytes",
+                hint="for programs, use a token: 'headwater auth token'",
                 code="bad_password",
             )
         salt = clock.random_bytes(16)
         return cls(cost, salt, _scrypt(typed, salt, cost))
 
     def is_of(self, typed: bytes) -> bool:
-        """Whether this is the password, in a time that does not tell how much of it is right."""
+        """Return whether this is the password, in a time that does not tell how much of it is right."""
         return hmac.compare_digest(_scrypt(typed, self.salt, self.cost), self.hash)
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token as it is kept. It is random, so that one quick hash is enough: nobody can try all of them."""
+    """A stored token. It is random, so one quick hash is enough: it cannot be found by brute force."""
 
     sha256: bytes
     made: datetime
 
     @classmethod
     def new(cls, clock: Clock) -> tuple[str, str, Token]:
-        """A new one: its id, the token itself, which is shown once, and what is kept."""
+        """Return a new one: its id, the token itself, which is shown once, and what is kept."""
         id = clock.random_bytes(4).hex()
         secret = urlsafe_b64encode(clock.random_bytes(32)).decode().rstrip("=")
         text = f"hw_{id}_{secret}"
@@ -124,15 +124,15 @@ class Users:
             for subject in account.subjects:
                 other = self.by_subject.setdefault(subject, user)
                 if other is not user:
-                    message = f"the subject {subject!r} would stand for both {other.name!r} and {name!r}"
+                    message = f"the subject {subject!r} belongs to both {other.name!r} and {name!r}"
                     raise Invalid(message, code="bad_users", subject=subject)
-        # A password that nobody has: whoever names no user waits as long as one who does.
+        # A password of no user, so that a login with an unknown name takes as long as any other.
         costs = [account.password.cost for account in accounts.values() if account.password is not None]
         self.nobody = Password(max(costs, key=lambda cost: cost.n * cost.r * cost.p, default=COST), b"", b"")
 
 
 def read(path: Path, disk: Disk, limits: ServerLimits = SERVER_DEFAULTS) -> Users:
-    """The users of a file. Raises NotFound, or Invalid if it is no such file or if others may change it.
+    """Return the users of a file. Raises NotFound, or Invalid if it is not a users file or is writable by others.
 
     Warns if others may read it: they could try passwords on their own machine.
     """
@@ -141,35 +141,35 @@ def read(path: Path, disk: Disk, limits: ServerLimits = SERVER_DEFAULTS) -> User
         data = disk.read_file(path) if size <= limits.users_file_bytes_max else None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(
-            f"there is no file of users {path}",
-            hint=f"make one: headwater auth add {path} NAME --token --scope 'read,append,admin:*'",
+            f"the users file {path} does not exist",
+            hint=f"create it: headwater auth add {path} NAME --token --scope 'read,append,admin:*'",
             code="users_not_found",
         ) from error
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error.strerror}", code="users_unreadable") from error
     if data is None:
-        message = f"{path} has {size} bytes, and may have {limits.users_file_bytes_max}"
-        raise Invalid(message, hint="is it the right file?", code="bad_users_file")
+        message = f"{path} has {size} bytes; the limit is {limits.users_file_bytes_max}"
+        raise Invalid(message, hint="check that it is a users file", code="bad_users_file")
     if mode & 0o022:
         hint = f"chmod 600 {path}"
-        raise Invalid(f"others may change the file of users {path}", hint=hint, code="users_file_exposed")
+        raise Invalid(f"the users file {path} is writable by others", hint=hint, code="users_file_exposed")
     if mode & 0o004:
-        logger.warning("everyone on this machine may read the file of users %s — chmod 600 %s", path, path)
+        logger.warning("the users file %s is readable by everyone on this machine — chmod 600 %s", path, path)
     return decode(data, str(path))
 
 
 def decode(data: bytes, path: str) -> Users:
-    """The users of a file's bytes; raises Invalid with the code `bad_users_file`."""
+    """Return the users of a file's bytes; raises Invalid with the code `bad_users_file`."""
     try:
         return Users(_decoder.decode(data).users)
     except (msgspec.DecodeError, Invalid) as error:
-        hint = "'headwater auth' writes it; docs/SECURITY.md tells what is in it"
-        raise Invalid(f"{path} is no file of users: {error}", hint=hint, code="bad_users_file") from error
+        hint = "'headwater auth' writes this file; docs/SECURITY.md describes it"
+        raise Invalid(f"{path} is not a users file: {error}", hint=hint, code="bad_users_file") from error
 
 
 @contextlib.contextmanager
 def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account]]:
-    """The accounts of a file, empty if it is not there; what they are at the end is written, durably.
+    """Return the accounts of a file, empty if it is not there; what they are at the end is written, durably.
 
     Nothing is written after an error. One process at a time: the lock is on the directory, as the file is replaced.
     """
@@ -178,7 +178,7 @@ def changing(path: Path, disk: Disk, clock: Clock) -> Iterator[dict[str, Account
     unlock = disk.unlocking(directory)  # which is C: a signal handler may keep `release` from beginning
     try:
         if not wait_for_lock(disk.hold, directory, clock, DEFAULTS.lock_wait_s):
-            hint = f"'fuser {path.parent}' names it"
+            hint = f"find it with 'fuser {path.parent}'"
             raise Unavailable(f"another process holds the lock of {path.parent}", hint=hint, code="locked")
         accounts = dict(read(path, disk).accounts) if disk.inode(path) is not None else {}
         yield accounts
@@ -194,8 +194,8 @@ def check_name(name: str) -> None:
     """Refuse what cannot be the name of a user: raises Invalid with the code `bad_user_name`."""
     most = SERVER_DEFAULTS.user_name_bytes_max
     if not 0 < len(name.encode(errors="replace")) <= most or ":" in name or not name.isprintable():
-        message = f"{name!r} cannot be the name of a user"
-        raise Invalid(message, hint=f"1 to {most} bytes, printable, without a colon", code="bad_user_name")
+        message = f"invalid user name {name!r}"
+        raise Invalid(message, hint=f"use 1 to {most} printable bytes without a colon", code="bad_user_name")
 
 
 def _scrypt(typed: bytes, salt: bytes, cost: Cost) -> bytes:

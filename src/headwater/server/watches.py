@@ -1,4 +1,4 @@
-"""Threads that sleep until a topic has more, from any process, and then have its followers read.
+"""Threads that sleep until a topic has new events, from any process, and then wake its followers.
 
 A quiet topic costs nothing. Above a number of threads, several topics share one, which sleeps on all of them at once.
 `Watches` belongs to the loop's thread.
@@ -15,11 +15,11 @@ from typing import Any
 from headwater.errors import HeadwaterError
 from headwater.log.topic_cursor import CursorBell, TopicCursor
 
-SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies in the midst of a commit wakes nobody
+SLICE_S = 1.0  # the longest sleep without a look around: a writer that dies during a commit sends no wake-up
 
 
 class Follower(ABC):
-    """What is followed: a channel, or somebody who waits. It reads on only when the loop is done with what it read."""
+    """A channel or a waiting reader. It reads on only when the loop has processed its last read."""
 
     def __init__(self, cursor: TopicCursor) -> None:
         self.cursor = cursor  # of the watch's thread
@@ -40,7 +40,7 @@ class Follower(ABC):
         """Reading failed, for good. Called on the loop."""
 
     def is_busy(self) -> bool:
-        """Whether the loop has something that was posted."""
+        """Return whether the loop has something that was posted."""
         return self._busy
 
     def post(self, loop: asyncio.AbstractEventLoop, what: tuple[Any, ...]) -> None:
@@ -92,7 +92,7 @@ class TailWatch:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread has not ended."""
+        """Return whether its thread has not ended."""
         return self._thread.is_alive()
 
     def join(self) -> None:
@@ -141,7 +141,7 @@ class TailWatch:
 
 
 class Watches:
-    """Which thread follows which topic."""
+    """Assigns topics to threads."""
 
     def __init__(self, new_bell: Callable[[], CursorBell], loop: asyncio.AbstractEventLoop, threads_max: int) -> None:
         self._new_bell = new_bell
@@ -152,7 +152,7 @@ class Watches:
         self._ending: list[TailWatch] = []  # which were told to
 
     def __len__(self) -> int:
-        """How many threads there are."""
+        """Return how many threads there are."""
         return len(set(self._by_topic.values()))
 
     def add(self, follower: Follower) -> None:
@@ -180,7 +180,7 @@ class Watches:
                 self._end(watch)
 
     def close(self) -> None:
-        """End all threads, and wait for that: nobody reads from the log any more."""
+        """End all threads, and wait until none reads from the log."""
         for watch in set(self._by_topic.values()):
             self._end(watch)
         self._by_topic.clear()

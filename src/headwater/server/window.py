@@ -1,4 +1,4 @@
-"""What was sent to a remote member and is not acked, so that no more is sent than its client may have to hold."""
+"""The unacknowledged events of a remote member, which limit how much its client must hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class AckWindow:
-    """What was sent and is not acked: offsets and bytes by partition. Under its member's lock."""
+    """The unacknowledged offsets and bytes by partition. Protected by its member's lock."""
 
     def __init__(self, events_max: int, bytes_max: int) -> None:
         self.events = 0
@@ -27,7 +27,7 @@ class AckWindow:
 
     @property
     def room(self) -> tuple[int, int]:
-        """How many events and bytes may be sent next; the last event of them may have more than is left."""
+        """Return how many events and bytes may be sent next; the last event of them may have more than is left."""
         return min(CHUNK_EVENTS, self._events_max - self.events), min(CHUNK_BYTES, self._bytes_max - self.bytes)
 
     def add(self, events: Sequence[Event], in_memory: int) -> None:
@@ -49,7 +49,7 @@ class AckWindow:
                 self.bytes -= size
 
     def hold(self, fences: Mapping[int, int]) -> bool:
-        """Forget partitions that are held no more, or anew; tells whether there were any."""
+        """Forget partitions that were lost or taken again; returns whether there were any."""
         lost = False
         for partition, fence in self._fences.items():
             if fences.get(partition) != fence:

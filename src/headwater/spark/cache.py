@@ -1,4 +1,4 @@
-"""What one session leaves for later ones, in a directory of this user: see java.py and home.py."""
+"""A per-user cache directory that sessions share: see java.py and home.py."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 
 
 def place(kind: str, text: str) -> Path:
-    """The directory for whatever depends on `text` alone. It may not be there yet."""
+    """Return the directory for whatever depends on `text` alone. It may not be there yet."""
     return _directory() / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _directory() -> Path:
-    """A directory that this user may write to; one for this process alone, if there is no other."""
+    """Return a directory that this user may write to; one for this process alone, if there is no other."""
     chosen = os.environ.get("XDG_CACHE_HOME")
     found = (Path(chosen) if chosen else Path.home() / ".cache") / "headwater"
     try:
@@ -27,5 +27,5 @@ def _directory() -> Path:
 
 @cache
 def _own() -> TemporaryDirectory[str]:
-    """One that goes with this process."""
+    """Return one that goes with this process."""
     return TemporaryDirectory(prefix="headwater-")

@@ -1,4 +1,4 @@
-"""What went wrong on Spark, in one line for a person: the cause, without the stacks of two languages."""
+"""Extracts the cause of a failure on Spark as one line, without the stack traces of two languages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _causes(error: BaseException) -> list[str]:
 
 
 def _from_task(text: str) -> str:
-    """The last traceback in what Spark tells of a task: its last frame of a user's, and its last line."""
+    """Return the last traceback in what Spark tells of a task: its last frame of a user's, and its last line."""
     lines = text.rpartition(_TRACEBACK)[2].splitlines()
     where = ""
     for line in lines:
@@ -58,7 +58,7 @@ def _from_task(text: str) -> str:
 
 
 def _from_spark(text: str) -> str:
-    """The first paragraph, without the name of Spark's own state and what streams say around it."""
+    """Return the first paragraph, without the name of Spark's own state and what streams say around it."""
     told = text.rpartition("terminated with exception: ")[2]
     first = told.strip().partition("\n")[0]
     return _STATE.sub("", first).strip().rstrip(";")

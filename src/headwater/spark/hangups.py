@@ -1,4 +1,4 @@
-"""What PySpark says of processes that it does not need any more: nothing.
+"""Silences the stack traces that PySpark prints for processes that it no longer needs.
 
 Processes that plan and commit are kept for a while, and then hung up on. They find that out when they answer, and the
 daemon of PySpark, which they were forked from, prints where that was: a stack trace now and then, of nothing that went
@@ -15,7 +15,7 @@ _DAEMON = "pyspark.daemon"
 
 
 def keep_silent() -> None:
-    """In a process of the daemon's, have it print no exception that only says that nobody listens; else nothing."""
+    """Suppress exceptions of closed connections in a process of the daemon; do nothing elsewhere."""
     main: Any = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) == _DAEMON:
         main.traceback = _Traceback()

@@ -1,7 +1,7 @@
 """Where Spark is, for the processes that it starts on this machine: a directory of links to the installed package.
 
 Spark has its workers import PySpark from a zip file in its home, which keeps no compiled modules: each process compiles
-them anew, for about a second. In a home without that file they take the installed package, as this process does.
+them again, for about a second. In a home without that file they take the installed package, as this process does.
 """
 
 from __future__ import annotations

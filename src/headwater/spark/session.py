@@ -40,7 +40,7 @@ def session(
     quick: bool = False,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The session of this process: made, or the one that is there with what Headwater needs set in it.
+    """Return the session of this process: made, or the one that is there with what Headwater needs set in it.
 
     `master` is Spark's, `local[*]` unless it is said. `memory` is the heap of the driver. `checkpoints` is where
     streaming queries keep their progress, each in a directory of its own. With `quick` it starts sooner and works more

@@ -57,7 +57,7 @@ class HeadwaterSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Reads what was there when it was planned."""
+    """Reads the events that were present when it was planned."""
 
     def __init__(self, read: SourceOptions, schema: StructType) -> None:
         self._read = read
@@ -73,7 +73,7 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """Reads what filters leave of that."""
+    """Reads the events that pass its filters."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
         """Take over what can be; returns the rest."""
@@ -81,7 +81,7 @@ class FilteringReader(BatchReader):
 
 
 def _pushes_filters() -> bool:
-    """Whether this is the process that Spark pushes filters down in, for which it must be set to do so.
+    """Return whether this is the process that Spark pushes filters down in, for which it must be set to do so.
 
     Everywhere else, a reader that could take filters is refused, as a reminder of that setting: even if there are none.
     """

@@ -1,8 +1,8 @@
-"""Functions at work: each event is given to the code, and what that appends is one transaction with the event's ack.
+"""Runs functions: each event is passed to the code, and its appends are one transaction with the event's ack.
 
 An `Actor` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
 the function's place, and which counts failures, hands events out again and dead-letters them
-(consumers/log_consumer.py). A `Shift` is one time of being a member: whatever cannot be gone on with, as a partition
+(consumers/log_consumer.py). A `Shift` is one membership: any failure that it cannot recover from, such as a partition
 that was taken over or a full disk, ends it, and what was in hand comes again.
 """
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("headwater")
 
 
 class Actor:
-    """A function at work in one thread; a `Part` of what a runner runs."""
+    """Runs a function in one thread; a `ViewWorker` of a runner."""
 
     def __init__(self, hw: Store, function: Function) -> None:
         self.name = function.name
@@ -76,14 +76,14 @@ class Actor:
             consumer.stop()
 
     def settled(self) -> bool:
-        """Whether all events that are there were handled or set aside, durably. True while the topic is not there.
+        """Return whether all present events were handled or dead-lettered, durably. True while there is no topic.
 
         Raises Unavailable if something keeps it from going on.
         """
         trouble, consumer = self._trouble, self._consumer
         if trouble is not None:
             raise Unavailable(
-                f"function {self.name!r} cannot go on: {trouble.message}", hint=trouble.hint, code="function_stuck"
+                f"function {self.name!r} cannot continue: {trouble.message}", hint=trouble.hint, code="function_stuck"
             ) from trouble
         try:
             if consumer is None:
@@ -127,14 +127,14 @@ class Actor:
     def _rest(self, error: HeadwaterError) -> None:
         """Wait before the next try."""
         if self._trouble is None or self._trouble.message != error.message:
-            _log.warning("function %r cannot go on, and tries again: %s", self.name, error)
+            _log.warning("function %r cannot continue; retrying: %s", self.name, error)
         self._trouble = error
         self._tries += 1
         self._stopping.wait(delay_s(self._tries, PAUSE_S, PAUSE_MAX_S))
 
 
 class BatchAbortedError(Exception):
-    """One of several events made their common transaction impossible: they are to be finished apart."""
+    """One of several events made their common transaction fail: they must be processed one by one."""
 
     def __init__(self, events: int) -> None:
         super().__init__(events)

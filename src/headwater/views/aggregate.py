@@ -1,8 +1,8 @@
 """Event sourcing: objects made of the events of one key, loaded and saved with care, on a directory or a server.
 
 An `Aggregate` decides by recording events and is changed by applying them, and in no other way. A `Repository` loads
-one from the events of its key and saves what it recorded, if nobody else has saved meanwhile. Snapshots are documents
-that a projection keeps (`App.aggregate`); they are never truth, and one that does not fit the log is passed over.
+one from the events of its key and saves its new events, unless another writer was first. Snapshots are documents
+that a projection keeps (`App.aggregate`); the log is authoritative, and a snapshot that does not fit it is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SNAPSHOT_EVENT = "_event"  # the field of a snapshot with the id of the event th
 
 
 class RecordedEvent(Event, frozen=True, gc=False):
-    """An event that was recorded and not saved. It has no place and no time yet."""
+    """An event that was recorded but not saved. It has no offset and no time yet."""
 
     @property
     def id(self) -> UUID:
@@ -36,7 +36,7 @@ class RecordedEvent(Event, frozen=True, gc=False):
 
 
 class Aggregate:
-    """What the events of one key make. Subclass it with a method `apply_<type>(self, event)` for each type of event.
+    """Built from the events of one key. Subclass it with a method `apply_<type>(self, event)` for each type of event.
 
     A subclass that needs an `__init__(self, id)` calls that of this class. What is in its attributes must follow from
     the events alone; names that begin with an underscore are not kept in snapshots. For one thread at a time.
@@ -49,12 +49,12 @@ class Aggregate:
 
     @property
     def id(self) -> str:
-        """The key of its events."""
+        """Return the key of its events."""
         return self._id
 
     @property
     def version(self) -> int | None:
-        """The offset of the last event that was loaded or saved; None if there is none."""
+        """Return the offset of the last event that was loaded or saved; None if there is none."""
         return self._version
 
     @property
@@ -83,7 +83,7 @@ class Aggregate:
         kind, method = type(self).__name__, _method_of(event.type)
         raise Invalid(
             f"{kind} cannot apply events of type {event.type!r}",
-            hint=f"give {kind} a method {method}(self, event), or apply(self, event) for all others",
+            hint=f"define {kind}.{method}(self, event), or apply(self, event) for all other types",
             code="cannot_apply",
         )
 
@@ -113,7 +113,7 @@ class Repository(Generic[A]):
         """
         if not hw.can("version"):
             hint = "use a directory or a server"
-            raise Unsupported("aggregates need an index of keys, and a bucket has none", hint=hint)
+            raise Unsupported("aggregates need an index of keys, which a bucket does not have", hint=hint)
         self._hw = hw
         self._topic = topic
         self._cls = cls
@@ -121,7 +121,7 @@ class Repository(Generic[A]):
         self._partitions: int | None = None
 
     def load(self, id: str) -> A:
-        """The aggregate as its events make it; a new one, without a version, if the key has none.
+        """Return the aggregate as its events make it; a new one, without a version, if the key has none.
 
         It has all events that were there when this was called. Raises what applying an event raises.
         """
@@ -135,7 +135,7 @@ class Repository(Generic[A]):
         """Append what was recorded, all or nothing, durably unless the log was opened otherwise.
 
         Raises Conflict if the key has got other events since it was loaded, or since the last save: then nothing was
-        appended, and the aggregate is as before. Load it again, and decide anew.
+        appended, and the aggregate is unchanged. Load it again, and decide again.
         """
         changes = aggregate._changes
         if not changes:
@@ -213,7 +213,7 @@ class Repository(Generic[A]):
         return aggregate
 
     def _read(self, id: str, start: Any) -> Iterator[Event]:
-        """The events of a key in the one partition that its versions are of."""
+        """Return the events of a key in the one partition that its versions are of."""
         if self._partitions is None:
             self._partitions = len(self._hw.describe(self._topic).partitions)
         partition = partition_of(id.encode(), self._partitions)
@@ -221,7 +221,7 @@ class Repository(Generic[A]):
 
 
 def snapshot_fold(cls: type[Aggregate]) -> Callable[[dict[str, Any] | None, Event], dict[str, Any]]:
-    """The fold of a projection that keeps the state of each aggregate."""
+    """Return the fold of a projection that keeps the state of each aggregate."""
 
     def fold(doc: dict[str, Any] | None, event: Event) -> dict[str, Any]:
         aggregate = cls((event.key or b"").decode())
@@ -231,7 +231,9 @@ def snapshot_fold(cls: type[Aggregate]) -> Callable[[dict[str, Any] | None, Even
         aggregate._apply(event)
         state: Any = aggregate.state()
         if not isinstance(state, dict) or SNAPSHOT_EVENT in state:
-            raise Invalid(f"the state of a {cls.__name__} is a dict, without {SNAPSHOT_EVENT!r}", hint="mend state()")
+            raise Invalid(
+                f"the state of a {cls.__name__} must be a dict without {SNAPSHOT_EVENT!r}", hint="fix state()"
+            )
         return {**state, SNAPSHOT_EVENT: id_text(event.ticks, event.node)}
 
     return fold
@@ -243,12 +245,12 @@ def _is(event: Event | None, offset: int, id: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _method_of(type: str) -> str:
-    """The name of the method for a type: what cannot stand in a name becomes an underscore."""
+    """Return the name of the method for a type: what cannot stand in a name becomes an underscore."""
     return "apply_" + "".join(letter if letter.isalnum() else "_" for letter in type)
 
 
 def _not_saved(what: str) -> Invalid:
     return Invalid(
-        f"an event that is not saved has no {what} yet",
-        hint=f"apply must not depend on it: put a {what} of your own into the data",
+        f"an event has no {what} before it is saved",
+        hint=f"apply must not depend on it: store your own {what} in the data",
     )

@@ -1,7 +1,7 @@
-"""The application's end of its connection to a server: it answers queries with a name, and ends when the server does.
+"""The application's end of its connection to a server: runs named queries, and ends with the server.
 
-A thread listens, up to `WORKERS` others answer. The listening one never waits for an answer, so that it hears at once
-when the server is gone, however that ended: the socket is closed with it.
+One thread reads, up to `WORKERS` others run queries. The reading thread never waits for a result, so that it notices
+at once when the server ends, however that happens: its socket closes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class QueryServer:
         while size:
             piece = self._connection.recv(min(size, 1 << 20))
             if not piece:
-                raise ConnectionResetError("the server is gone")
+                raise ConnectionResetError("the server closed the connection")
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
@@ -123,8 +123,8 @@ def _bounded(pieces: Any, begin: bytes, end: bytes) -> bytes:
         size += len(piece)
         if size > ANSWER_BYTES_MAX:
             raise TooLarge(
-                "the query's answer is too large",
-                hint="give it a limit",
+                "the result of the query is too large",
+                hint="limit it",
                 limit="answer_bytes_max",
                 maximum=ANSWER_BYTES_MAX,
             )
@@ -134,6 +134,6 @@ def _bounded(pieces: Any, begin: bytes, end: bytes) -> bytes:
 def _failure(name: str, error: Exception) -> Unavailable:
     return Unavailable(
         f"the query {name!r} failed: {type(error).__name__}: {error}"[:1000],
-        hint="the server's log tells where",
+        hint="see the server's log",
         code="query_failed",
     )

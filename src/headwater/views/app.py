@@ -1,4 +1,4 @@
-"""An application: what a module of the user's declares. Nothing here runs anything; `runner` does."""
+"""An application: the projections, functions, queries and pipelines of a user's module. `runner` runs it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Projection(msgspec.Struct, frozen=True):
 
     @property
     def consumer(self) -> str:
-        """The name under which its partitions are leased."""
+        """Return the name under which its partitions are leased."""
         return f"projection.{self.name}"
 
     @property
     def by_event_key(self) -> bool:
-        """Whether its documents are those of the event's key, so that one partition has all events of a document."""
+        """Return whether its documents are those of the event's key: one partition has all events of a document."""
         return self.key is None and not self.many
 
 
@@ -66,19 +66,19 @@ class Function(msgspec.Struct, frozen=True):
 
     @property
     def consumer(self) -> str:
-        """The name under which its place is kept, and its partitions are leased."""
+        """Return the name under which its place is kept, and its partitions are leased."""
         return f"function.{self.name}"
 
 
 class NamedQuery(msgspec.Struct, frozen=True):
-    """A query with a name: `ask(views, **arguments)`."""
+    """A named query: `ask(views, **arguments)`."""
 
     name: str
     ask: Callable[..., Any]
 
 
 class Shelf(msgspec.Struct):
-    """What an application wants of a binder."""
+    """The requirements of an application for a binder."""
 
     name: str
     indexes: list[str] = []
@@ -121,11 +121,11 @@ class App:
         """Declare a projection: put on `fold(doc, event) -> doc | None`. docs/VIEWS.md tells what each argument is."""
         Selection(type, None, match)  # raises for a bad one, where it is written
         if many and key is not None:
-            raise Invalid("a projection of many documents has no key", hint="its fold says which documents it wants")
+            raise Invalid("a projection of many documents takes no key", hint="its function chooses the documents")
         if on_error not in ("stop", "quarantine"):
-            raise Invalid(f"on_error {on_error!r} is unknown", hint="it is 'stop' or 'quarantine'")
+            raise Invalid(f"unknown on_error {on_error!r}", hint="use 'stop' or 'quarantine'")
         if version < 1:
-            raise Invalid("a projection's version is 1 or more")
+            raise Invalid("a projection's version must be at least 1")
         self.binder(binder)
 
         def declare(fold: F) -> F:
@@ -152,7 +152,7 @@ class App:
         """Declare a function: put on `act(ctx, event)`. docs/VIEWS.md tells what each argument does."""
         Selection(type, None, match)
         if tries < 1 or batch < 1:
-            raise Invalid("an event is tried at least once, and a batch has at least one")
+            raise Invalid("tries and batch must be at least 1")
 
         def declare(act: F) -> F:
             _check_plain(act)
@@ -234,7 +234,7 @@ class App:
         if isinstance(found, Pipeline) and to.kind == "binder":
             others += [each.name for each in self.projections.values() if each.binder == to.place]
         if others:
-            raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each one of its own")
+            raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each its own target")
 
     def ask(self, hw: Store, name: str, /, **arguments: Any) -> Any:
         """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""
@@ -243,7 +243,7 @@ class App:
         query = self.queries.get(name)
         if query is None:
             known = ", ".join(sorted(self.queries))
-            hint = f"there are {known}" if known else "declare it with @app.query"
+            hint = f"it has {known}" if known else "declare it with @app.query"
             raise NotFound(f"the application has no query {name!r}", hint=hint, code="no_such_query")
         views = Views(hw)
         signature = inspect.signature(query.ask)
@@ -252,12 +252,14 @@ class App:
         except TypeError as error:
             parameters = ", ".join(str(each) for each in list(signature.parameters.values())[1:])
             raise Invalid(
-                f"query {name!r}: {error}", hint=f"its arguments: {parameters or 'none'}", code="wrong_arguments"
+                f"query {name!r}: {error}",
+                hint=f"arguments of the query: {parameters or 'none'}",
+                code="wrong_arguments",
             ) from None
         return query.ask(views, **arguments)
 
     def of_binder(self, binder: str) -> list[Projection]:
-        """The projections that fill a binder; raises NotFound if there are none."""
+        """Return the projections that fill a binder; raises NotFound if there are none."""
         found = [each for each in self.projections.values() if each.binder == binder]
         if not found:
             raise NotFound(
@@ -282,7 +284,7 @@ class App:
 def _name(given: str | None, code: Callable[..., Any]) -> str:
     name = given if given is not None else getattr(code, "__name__", "")
     if not name or name == "<lambda>":
-        raise Invalid("what has no name of its own needs one", hint="give name=")
+        raise Invalid("a function without a name needs one", hint="give name=")
     if len(names.directory_of(name)) > VIEW_NAME_BYTES_MAX:
         raise TooLarge(f"the name {name!r} is too long", limit="view_name_bytes_max", maximum=VIEW_NAME_BYTES_MAX)
     return name
@@ -291,10 +293,10 @@ def _name(given: str | None, code: Callable[..., Any]) -> str:
 def _check_plain(code: Callable[..., Any]) -> None:
     """Refuse code that would not run when it is called."""
     if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
-        raise Invalid("a function is called, and neither awaited nor iterated", hint="write it without async and yield")
+        raise Invalid("a function cannot be async or a generator", hint="write it without async and yield")
 
 
 def _add(kind: dict[str, Any], name: str, found: Any, what: str) -> None:
     if name in kind:
-        raise Conflict(f"there are two {what}s with the name {name!r}", hint="give one of them another name=")
+        raise Conflict(f"duplicate {what} name {name!r}", hint="give one of them another name=")
     kind[name] = found

@@ -42,7 +42,7 @@ class LocalBinder:
         self._pool = Pool(hw, files, name)  # raises for a bad name
 
     def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
-        """A document; None if there is none."""
+        """Return a document; None if there is none."""
         if id.__class__ is not str:
             id = _checked_id(id)
         reader = self._pool.take() if at_least is None else self._passed(at_least, timeout)
@@ -67,7 +67,7 @@ class LocalBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> FoundDocuments:
-        """The documents that match, as they are at this moment; each is read when it is asked for.
+        """Return the documents that match, as they are at this moment; each is read when it is asked for.
 
         By id, unless `sort` says otherwise: a path, with `-` before it for descending order, or a list of those.
         `fields` lists the only paths that are wanted. Close the iterator if you do not read it to its end. Raises
@@ -87,7 +87,7 @@ class LocalBinder:
         limit: int | None = None,
         over: Callable[[], bool] = lambda: False,
     ) -> Results:
-        """The same as they are stored, and how many there are, all at one moment: for servers.
+        """Return the stored documents of a find and their number, from one snapshot: for servers.
 
         `over` is asked again and again whether they are still wanted: raises Closed if not.
         """
@@ -103,7 +103,7 @@ class LocalBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> int:
-        """How many documents match."""
+        """Return how many documents match."""
         asked = query(match)
         with self._reading(at_least, timeout) as reader:
             return finding.count(reader.connection, asked)
@@ -116,7 +116,7 @@ class LocalBinder:
         skip: int = 0,
         limit: int | None = None,
     ) -> str:
-        """How `find` goes about it, in a line: the index, or a scan; and the plan of SQLite."""
+        """Return how `find` goes about it, in a line: the index, or a scan; and the plan of SQLite."""
         asked = query(match, sort, skip, limit)
         with self._reading() as reader:
             return finding.explain(reader.connection, asked)
@@ -132,7 +132,7 @@ class LocalBinder:
         return DocumentChanges(self._hw, self._pool, after, timeout)
 
     def place(self) -> str:
-        """The place behind everything that is there now: `follow(after=place)` gives what has come since."""
+        """Return the place behind everything that is there now: `follow(after=place)` gives what has come since."""
         with self._reading() as reader:
             return str(latest(reader))
 
@@ -169,7 +169,7 @@ class LocalBinder:
 
     @contextlib.contextmanager
     def _reading(self, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Iterator[BinderReader]:
-        """A connection in a transaction."""
+        """Return a connection in a transaction."""
         reader = self._begun(at_least, timeout)
         with self._giving_back_on_error(reader):
             yield reader
@@ -194,7 +194,7 @@ class LocalBinder:
             raise
 
     def _passed(self, at_least: AtLeast, timeout: float) -> BinderReader:
-        """A connection in a transaction that sees everything up to what was asked for."""
+        """Return a connection in a transaction that sees everything up to what was asked for."""
         wanted = passing.wanted(at_least)
         _check_timeout(timeout)
         deadline = self._hw.directory.clock.monotonic() + timeout
@@ -202,7 +202,7 @@ class LocalBinder:
         try:
             while True:
                 reader = watch.look()
-                behind = ViewLag(f"there is no binder {self.name!r} yet")
+                behind = ViewLag(f"binder {self.name!r} does not exist yet")
                 if reader is not None:
                     reader.begin()
                     found = passing.behind(self._hw, reader.connection, self.name, wanted)
@@ -228,11 +228,11 @@ class LocalBinder:
 def _checked_id(id: Any) -> str:
     found = document_id(id)
     if found is None:
-        raise Invalid("a document has an id", hint="as in get('ann')")
+        raise Invalid("a document's id must not be empty", hint="as in get('ann')")
     return found
 
 
 def _check_timeout(timeout: Any) -> None:
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and (not number or timeout < 0 or math.isnan(timeout)):
-        raise Invalid(f"timeout is a number of seconds from 0, not {timeout!r}"[:100])
+        raise Invalid(f"timeout must be a number of seconds from 0, not {timeout!r}"[:100])

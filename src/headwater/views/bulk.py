@@ -1,4 +1,4 @@
-"""Filling a new binder with documents that were folded elsewhere: shard by shard, in parallel, by whatever folds them.
+"""Fills a new binder with documents that were folded elsewhere, shard by shard and in parallel.
 
 A shard is a scratch file with documents that no other shard has, and what was counted on the way. All shards together
 are what folding the same events one after the other would have made: the documents, the counts, the events that were
@@ -25,7 +25,7 @@ from headwater.views.folding import Halt
 
 
 class ProjectionRange(msgspec.Struct, frozen=True):
-    """What a projection has ahead of it: of each partition, the events from its start to before its end."""
+    """The events that a projection must process: of each partition, from its start to before its end."""
 
     projection: Projection
     starts: tuple[int, ...]
@@ -33,12 +33,12 @@ class ProjectionRange(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many there are at most: not all may be of the projection's type."""
+        """Return how many there are at most: not all may be of the projection's type."""
         return sum(self.ends) - sum(self.starts)
 
 
 class ShardTally(msgspec.Struct):
-    """What a shard counted for one projection."""
+    """The counts of a shard for one projection."""
 
     folded: int = 0
     skipped: int = 0
@@ -69,7 +69,7 @@ def load(
     the same id: then the file is as it was.
     """
     tallies = {span.projection.name: _together(shards, span.projection) for span in spans}
-    # Nobody reads the file yet, so a large transaction need not be written twice, first beside it and then into it.
+    # The file has no readers yet, so a large transaction need not go through a write-ahead log first.
     connection.execute("PRAGMA journal_mode = MEMORY")
     try:
         files = [Path(shard.file) for shard in shards]
@@ -112,7 +112,7 @@ def _copy(connection: sqlite3.Connection, names: Sequence[str], fields: Sequence
     except sqlite3.IntegrityError as error:
         with database.writing(connection):
             connection.execute("DELETE FROM documents")
-        raise Conflict("two shards have a document of the same id", code="shards_overlap") from error
+        raise Conflict("two shards have a document with the same id", code="shards_overlap") from error
 
 
 def _note(connection: sqlite3.Connection, span: ProjectionRange, tally: ShardTally) -> None:

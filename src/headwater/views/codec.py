@@ -1,4 +1,4 @@
-"""Documents as BSON: what a fold returns is stored as that, and what it is given was read from that."""
+"""Encodes documents as BSON, and decodes them for projection functions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """A document that was stored, an object of its own; raises Corrupt if it is none."""
+    """Return a document that was stored, an object of its own; raises Corrupt if it is none."""
     found = codec()
     try:
         return found.decode(data, found.options)
     except found.damage as error:
-        hint = "delete the binder's files while no application runs, and it is made again from the log"
+        hint = "delete the binder's files while no application runs; it is then rebuilt from the log"
         raise Corrupt(f"a document is damaged: {error}", hint=hint) from error
 
 
 def encode(document: Any) -> bytes:
-    """A document as it is stored; raises TypeError or what BSON raises for one that is none, and TooLarge."""
+    """Return a document as it is stored; raises TypeError or what BSON raises for one that is none, and TooLarge."""
     found = codec()
     data = found.encode(document, False, found.encoding)
     if len(data) > DOCUMENT_BYTES_MAX:
@@ -30,12 +30,12 @@ def encode(document: Any) -> bytes:
 
 
 def too_large(data: bytes) -> TooLarge:
-    """A document above the limit."""
+    """Return the error for a document above the limit."""
     return TooLarge(f"the document has {len(data)} bytes", limit="document_bytes_max", maximum=DOCUMENT_BYTES_MAX)
 
 
 def document_id(key: Any) -> str | None:
-    """The id of a document, from a key of whatever kind; None stands for no document. Raises Invalid."""
+    """Return the id of a document, from a key of whatever kind; None stands for no document. Raises Invalid."""
     if key.__class__ is str:
         id = key
     elif key is None:
@@ -44,13 +44,13 @@ def document_id(key: Any) -> str | None:
         try:
             id = key.decode()
         except UnicodeDecodeError:
-            raise Invalid(f"the key {key!r} is not UTF-8", hint="give a key= that makes text of it") from None
+            raise Invalid(f"the key {key!r} is not UTF-8", hint="give a key= that returns text") from None
     elif isinstance(key, int) and not isinstance(key, bool):
         id = str(int(key))
     elif isinstance(key, str):
         id = str(key)
     else:
-        raise Invalid(f"a document's id is text, not {type(key).__name__}", hint="give a key= that makes text of it")
+        raise Invalid(f"a document's id must be text, not {type(key).__name__}", hint="give a key= that returns text")
     if not id.isascii():
         names.utf8(id, "a document's id")  # raises for what UTF-8 does not have
     if len(id) > DOCUMENT_ID_BYTES_MAX // 4 and len(id.encode()) > DOCUMENT_ID_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""What the code of an application is given beside its arguments: `Views` to queries, `Context` to functions."""
+"""The first argument of an application's code: `Views` for queries, `Context` for functions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from headwater.store import Store
 
 
 class Views:
-    """A log, to be read: what a query with a name is given. Safe from any thread."""
+    """A read-only log, passed to named queries. Safe from any thread."""
 
     def __init__(self, hw: Store) -> None:
         self._hw = hw
 
     def binder(self, name: str) -> Binder:
-        """The documents of a binder; reading it raises NotFound while no projection has made it."""
+        """Return the documents of a binder; reading it raises NotFound while no projection has made it."""
         return self._hw.binder(name)
 
     def read(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[Event]:
@@ -30,12 +30,12 @@ class Views:
         return self._hw.read(topic, **options)
 
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
-        """The offset of the key's last event; None if there is none."""
+        """Return the offset of the key's last event; None if there is none."""
         return self._hw.version(topic, key, partition=partition)
 
 
 class Context(Views):
-    """What a function is given for one event, and may append with until it returns; for the thread that it runs in.
+    """Passed to a function for one event, to append until it returns; only for the thread that it runs in.
 
     What earlier events of the same batch appended is committed before anything is read, and before a version is
     expected: a function sees, and is compared with, all that it has done for the events before.
@@ -97,13 +97,11 @@ class Context(Views):
 
     def _begun(self) -> DirectoryTransaction:
         if self._over:
-            raise Closed(
-                "the function has returned: what it appends now belongs to no event", hint="append before it returns"
-            )
+            raise Closed("append was called after the function returned", hint="append before it returns")
         if threading.get_ident() != self._thread:
             raise Invalid(
-                "a function appends in the thread that it was called in",
-                hint="have other threads return what is to be appended",
+                "append was called in another thread than the function",
+                hint="return the events from other threads, and append them in the function",
             )
         if self._transaction is None:
             self._transaction = self._hw.directory.transaction(None, None)

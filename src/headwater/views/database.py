@@ -1,4 +1,4 @@
-"""One SQLite file with the documents of a binder and the places of what made them. Only this module opens SQLite.
+"""One SQLite file with the documents of a binder and the cursors of its projections. Only this module opens SQLite.
 
 Write-ahead logging with full syncs: a commit that has returned is durable, and readers never wait for a writer. SQLite
 writes, syncs and locks its own files; everything else that touches the disk goes through `storage.disk`.
@@ -112,13 +112,15 @@ def connect(path: Path) -> sqlite3.Connection:
     if version != FORMAT or application != APPLICATION_ID:
         connection.close()
         if application == APPLICATION_ID:
-            raise Unsupported(f"{path} has version {version}, and this Headwater knows {FORMAT}", hint="upgrade it")
-        raise Corrupt(f"{path} is not a binder", hint="delete it, and the application makes it again", path=str(path))
+            raise Unsupported(
+                f"{path} has format version {version}; this Headwater supports {FORMAT}", hint="upgrade Headwater"
+            )
+        raise Corrupt(f"{path} is not a binder", hint="delete it; the application then rebuilds it", path=str(path))
     return connection
 
 
 def create_scratch(path: Path, fields: Sequence[str]) -> sqlite3.Connection:
-    """A new file with the tables of a binder, which one process fills for another and nobody needs after a crash.
+    """Return a connection to a new scratch file with the tables of a binder, which need not survive a crash.
 
     Documents have room for what indexes over these fields sort by; the indexes themselves are not made.
     """
@@ -152,9 +154,9 @@ def attached(connection: sqlite3.Connection, paths: Sequence[Path]) -> Iterator[
 
 
 def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    """A connection to the file with the counts of functions, whose commits do not wait for the disk.
+    """Return a connection to the file with the counts of functions, whose commits do not wait for the disk.
 
-    Made if it is not there, with `create`; else raises NotFound. Whoever has it open is never waited for for long.
+    With `create`, a missing file is created, else raises NotFound. Waits at most COUNTS_BUSY_S for other connections.
     """
     with translated(path):
         connection = _connect(path, "rwc" if create else "rw", COUNTS_BUSY_S)
@@ -162,7 +164,7 @@ def connect_counts(path: Path, *, create: bool = False) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = NORMAL")
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             if not create and application != COUNTS_APPLICATION_ID:
-                raise NotFound(f"{path} has no counts", hint="whoever makes it has not come to that, or died before it")
+                raise NotFound(f"{path} has no counts", hint="its writer has not created them yet, or died before")
             if application != COUNTS_APPLICATION_ID:
                 connection.execute("PRAGMA journal_mode = WAL")
                 with writing(connection):
@@ -191,7 +193,7 @@ def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connectio
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection, give_up: Callable[[], bool] | None = None) -> Iterator[sqlite3.Connection]:
-    """A transaction that writes: nobody else does meanwhile. Committed, durably, if the block ends well.
+    """Return an exclusive write transaction, committed durably if the block ends without an error.
 
     It waits for others that write; with `give_up`, that is asked now and then whether to go on waiting.
     """
@@ -223,13 +225,13 @@ def _begin(connection: sqlite3.Connection, give_up: Callable[[], bool]) -> None:
 
 
 def busy(error: sqlite3.Error) -> bool:
-    """Whether others kept the file locked for too long."""
+    """Return whether others kept the file locked for too long."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 @contextlib.contextmanager
 def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A transaction that reads: all of it sees the same state."""
+    """Return a transaction that reads: all of it sees the same state."""
     connection.execute("BEGIN")
     try:
         yield connection
@@ -252,28 +254,30 @@ def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> He
     if code in _GONE_CODES and not making and not path.exists():  # it may have been replaced while it was opened
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-        hint = "is the directory writable, and is there space?"
+        hint = "check that the directory is writable and has space"
         return Unavailable(f"{path} cannot be opened or written: {error}", hint=hint, code="read_only")
     if busy(error):
-        return Unavailable(f"{path} is locked: {error}", hint="does something else write to it?", code="locked")
+        return Unavailable(
+            f"{path} is locked: {error}", hint="check for another program that writes to it", code="locked"
+        )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        hint = "delete its files while no application runs, and it is made again from the log"
+        hint = "delete its files while no application runs; it is then rebuilt from the log"
         return Corrupt(f"{path} is damaged: {error}", hint=hint, path=str(path))
-    return Unavailable(f"{path} cannot be used: {error}", hint="see to the disk")
+    return Unavailable(f"{path} cannot be used: {error}", hint="fix the disk")
 
 
 def quoted(name: str) -> str:
-    """A name as SQLite takes any."""
+    """Return a name as SQLite takes any."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def column(path: str) -> str:
-    """The column of `documents` that has what an index sorts by."""
+    """Return the column of `documents` that has what an index sorts by."""
     return quoted(f"field {_apart(path)}")
 
 
 def index(path: str) -> str:
-    """The name of the index over that column."""
+    """Return the name of the index over that column."""
     return quoted(f"index of {_apart(path)}")
 
 
@@ -283,7 +287,7 @@ def _apart(path: str) -> str:
 
 
 def indexes(connection: sqlite3.Connection) -> list[str]:
-    """The paths of the fields that have an index, sorted."""
+    """Return the paths of the fields that have an index, sorted."""
     return [path for (path,) in connection.execute("SELECT path FROM indexes ORDER BY path")]
 
 

@@ -1,8 +1,7 @@
 """The documents of a binder while a transaction changes them: bytes in, bytes out, written all at once.
 
-A fold is always given what was stored, decoded anew, so that what it does with the object it was given, or returned
-before, changes nothing. What was read and written is remembered, as long as nobody else writes to the binder. For one
-thread.
+A projection function always gets a fresh copy of the stored document, so that mutating an object it got or returned
+before has no effect. Documents are cached as long as no other connection writes to the binder. For one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ENTRY_BYTES = 200  # what an entry of the cache takes beside its document
 DECODED_BYTES = 256 * 1024  # of documents that are decoded together
 LOADED_MAX = 10_000  # ids in one statement
 CHANGES_KEPT = (
-    1_000_000  # ids of changed documents that are kept for those who follow; who is further behind starts anew
+    1_000_000  # ids of changed documents that are kept for followers; one that is further behind starts again
 )
 
 Fold = Callable[[Any, Event], Any]
@@ -36,12 +35,12 @@ _row = itemgetter(0)
 
 
 class Draft:
-    """What is changed, over what is stored. Used inside of `database.writing`, from `begin` to `write`."""
+    """Pending changes over the stored documents. Used inside of `database.writing`, from `begin` to `write`."""
 
     def __init__(self, connection: sqlite3.Connection, *, cache_bytes: int = 0, followed: bool = True) -> None:
         """Up to `cache_bytes` of documents are remembered, CACHE_BYTES unless it is said.
 
-        `followed`: what is changed is noted for those who follow. A file that nobody follows is one that is to be read
+        `followed`: changes are recorded for followers. A file without followers is one that is to be read
         as a whole: its documents are written in the order of ids.
         """
         self._cache_bytes = cache_bytes
@@ -66,9 +65,9 @@ class Draft:
             self._all = self._connection.execute("SELECT 1 FROM documents LIMIT 1").fetchone() is None
 
     def full(self) -> bool:
-        """Whether so much is remembered that it should be written, and forgotten at the next `begin`.
+        """Return whether so much is remembered that it should be written, and forgotten at the next `begin`.
 
-        What was replaced counts too, until all is counted anew.
+        Replaced documents count too, until all are counted again.
         """
         entries = len(self._data) * ENTRY_BYTES
         most = self._cache_bytes or CACHE_BYTES
@@ -114,7 +113,7 @@ class Draft:
             self._bytes += len(data)
 
     def get(self, id: str) -> dict[str, Any] | None:
-        """A document as it is now, an object of its own; None if there is none."""
+        """Return a document as it is now, an object of its own; None if there is none."""
         if id not in self._data:
             self.load((id,))
         data = self._data[id]
@@ -272,7 +271,7 @@ class Documents(MutableMapping[str, dict[str, Any]]):
 
     def __setitem__(self, id: str, document: dict[str, Any]) -> None:
         if document is None:
-            raise TypeError("a document is a dict; to delete one: del docs[id]")
+            raise TypeError("a document must be a dict; to delete one: del docs[id]")
         self._put[_checked(id)] = encode(document)
 
     def __delitem__(self, id: str) -> None:
@@ -284,10 +283,10 @@ class Documents(MutableMapping[str, dict[str, Any]]):
         return isinstance(id, str) and self.get(id) is not None
 
     def __iter__(self) -> Iterator[str]:
-        raise TypeError("a fold cannot go through all documents of a binder: it would take longer with each of them")
+        raise TypeError("a projection function cannot iterate over a binder: it would become slower with each document")
 
     def __len__(self) -> int:
-        raise TypeError("a fold cannot count the documents of a binder")
+        raise TypeError("a projection function cannot count the documents of a binder")
 
     def keep(self, version: int) -> None:
         """Hand over what the fold has done for one event."""
@@ -302,5 +301,5 @@ class Documents(MutableMapping[str, dict[str, Any]]):
 def _checked(id: Any) -> str:
     found = document_id(id)
     if found is None or found != id:
-        raise TypeError(f"a document's id is text, not {id!r}")
+        raise TypeError(f"a document's id must be text, not {id!r}")
     return found

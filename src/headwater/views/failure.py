@@ -1,4 +1,4 @@
-"""What the code of an application raised, and for which event: as it is told, and kept."""
+"""An error raised by the code of an application, with its event, as it is shown and stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _decode_error = msgspec.json.Decoder(ViewError)
 
 
 def describe(event: Event, error: object) -> ViewError:
-    """An error of the user's code, with the event that it was called for."""
+    """Return an error of the user's code, with the event that it was called for."""
     trace = ""
     if isinstance(error, BaseException):
         frames = traceback.extract_tb(error.__traceback__)[1:]  # without the call here

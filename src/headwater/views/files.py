@@ -1,7 +1,7 @@
-"""The files of binders: which one is read, and how another takes its place.
+"""The files of binders: the current one, and its replacement.
 
 `binders/<name>.sqlite` is a link to the file that is read, `<name>.<generation>.sqlite`. Replacing the link is what
-makes a rebuilt binder the current one, atomically. Whoever has the old file open goes on with it until it looks again.
+makes a rebuilt binder the current one, atomically. A reader of the old file continues with it until its next check.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Files:
         return cls(directory.path, directory.disk, directory.clock, store.limits.lock_wait_s)
 
     def names(self) -> list[str]:
-        """The names of all binders, sorted."""
+        """Return the names of all binders, sorted."""
         found = (name.removesuffix(SUFFIX) for name in self._disk.names(self.path) if name.endswith(SUFFIX))
         return sorted(unquote(stem) for stem in found if "." not in stem)
 
     def link(self, name: str) -> Path:
-        """The path under which a binder's file is always found."""
+        """Return the path under which a binder's file is always found."""
         if not name:
-            raise Invalid("a binder has a name", hint="as in hw.binder('baskets')")
+            raise Invalid("a binder needs a name", hint="as in hw.binder('baskets')")
         encoded = names.utf8(name, "a binder's name")
         if len(encoded) > BINDER_NAME_BYTES_MAX:
             raise TooLarge(
@@ -59,24 +59,24 @@ class Files:
         return self.path / f"{_escaped(name)}{SUFFIX}"
 
     def current(self, name: str) -> Path:
-        """The file that is read now; raises NotFound if there is no such binder."""
+        """Return the file that is read now; raises NotFound if there is no such binder."""
         link = self.link(name)
         try:
             before = None
             while (found := self._disk.readlink(link)) != before:
                 if self._disk.inode(self.path / found) is not None:
                     return self.path / found
-                before = found  # it was replaced in between and removed; else somebody has deleted the file
+                before = found  # it was replaced in between and removed; otherwise the file was deleted by hand
         except OSError:
             pass  # there is no link
         raise NotFound(
-            f"there is no binder {name!r}",
-            hint="binders are made by projections: headwater views run --app …",
+            f"no such binder: {name!r}",
+            hint="projections create binders: headwater views run --app …",
             code="no_such_binder",
         )
 
     def ensure(self, name: str) -> Path:
-        """The file that is read now; made, empty and durable, if there is no such binder."""
+        """Return the file that is read now; made, empty and durable, if there is no such binder."""
         with contextlib.suppress(NotFound):
             return self.current(name)
         with self.building(name) as file:
@@ -103,7 +103,7 @@ class Files:
                 self._sweep(name)
 
     def is_building(self, name: str) -> bool:
-        """Whether another process, or another thread, builds a new file now. Nobody waits for the answer."""
+        """Return whether another process, or another thread, builds a new file now. Does not block."""
         try:
             fd = self._disk.open_write(self._lock(name))
         except OSError:
@@ -121,7 +121,7 @@ class Files:
             self._disk.sync_directory(self.path)
         except OSError as error:
             raise Unavailable(
-                f"binder {name!r} cannot be put in place: {error.strerror}", hint="see to the disk"
+                f"binder {name!r} cannot be moved into place: {error.strerror}", hint="fix the disk"
             ) from error
 
     def tidy(self, name: str) -> None:
@@ -130,7 +130,7 @@ class Files:
             self._sweep(name)
 
     def bytes(self, file: Path) -> int:
-        """The bytes of a file and of what SQLite keeps beside it."""
+        """Return the bytes of a file and of what SQLite keeps beside it."""
         return sum(self._disk.file_size(file.with_name(file.name + companion)) for companion in COMPANIONS)
 
     def _lock(self, name: str) -> Path:
@@ -166,15 +166,15 @@ class Files:
 
 
 def _read_only(path: Path, error: OSError) -> Unavailable:
-    hint = "is the directory writable, and is there space?"
-    return Unavailable(f"{path} cannot be made: {error.strerror}", hint=hint, code="read_only")
+    hint = "check that the directory is writable and has space"
+    return Unavailable(f"{path} cannot be created: {error.strerror}", hint=hint, code="read_only")
 
 
 def generation(file: str) -> str:
-    """Which of the files that a binder has had this is, from its name."""
+    """Return which of the files that a binder has had this is, from its name."""
     return file.split(".")[-2]
 
 
 def _escaped(name: str) -> str:
-    """A file's name without dots, which part the generation from the name."""
+    """Return a file's name without dots, which part the generation from the name."""
     return names.directory_of(name).replace(".", "%2E")

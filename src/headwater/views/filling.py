@@ -1,6 +1,6 @@
 """A binder that a pipeline fills: documents that are computed elsewhere, and how far the pipeline has come with them.
 
-Both are in one file and change in one transaction, so that whoever dies and does the same again changes nothing. The
+Both are in one file and change in one transaction, so that a rerun after a crash is idempotent. The
 table `pipelines` is only in files that a pipeline fills: `run` names what all batches up to `batch` are of.
 """
 
@@ -35,7 +35,7 @@ _NOTE = "INSERT INTO pipelines (name, run, batch) VALUES (?, ?, ?) ON CONFLICT D
 
 
 class PipelineBatch(msgspec.Struct, frozen=True):
-    """What is written together: the pipeline, what it does this time, and the number of this part of it, from 0."""
+    """A batch that is written atomically: the pipeline, its run, and the number of the batch, from 0."""
 
     pipeline: str
     run: str
@@ -98,7 +98,7 @@ def _put(
 
 @contextlib.contextmanager
 def _current(files: Files, binder: str) -> Iterator[tuple[Path, sqlite3.Connection] | None]:
-    """The file that is read now, if there is one that can be."""
+    """Return the file that is read now, if there is one that can be."""
     try:
         file = files.current(binder)
         connection = database.connect(file)
@@ -148,7 +148,7 @@ def _upsert(connection: sqlite3.Connection, batch: PipelineBatch, documents: Enc
 
 
 def _chunks(documents: Encoded) -> Iterator[list[tuple[str, bytes]]]:
-    """The documents, some thousand at a time. Raises Invalid if an id is in one of these twice."""
+    """Yield the documents, some thousand at a time. Raises Invalid if an id is in one of these twice."""
     left = iter(documents)
     while chunk := list(itertools.islice(left, CHUNK)):
         ids = Counter(id for id, _ in chunk)
@@ -165,7 +165,7 @@ def _keys(data: bytes, indexes: Sequence[str]) -> tuple[object, ...]:
 
 
 def _reached(connection: sqlite3.Connection, batch: PipelineBatch) -> int | None:
-    """The last batch of this run that the file has; None if it has none."""
+    """Return the last batch of this run that the file has; None if it has none."""
     return dict(_filled_by(connection)).get((batch.pipeline, batch.run))
 
 
@@ -180,15 +180,15 @@ def _check_ours(connection: sqlite3.Connection, binder: str, pipeline: str) -> N
     others += [f"pipeline {name!r}" for (name, _), _ in _filled_by(connection) if name != pipeline]
     if others:
         raise Conflict(
-            f"binder {binder!r} is filled by {', '.join(others)}, and not by pipeline {pipeline!r}",
-            hint="give it a binder of its own; or delete the binder's files while nothing runs that fills it",
+            f"binder {binder!r} is filled by {', '.join(others)}, not by pipeline {pipeline!r}",
+            hint="give the pipeline its own binder; or delete the binder's files while nothing fills it",
             code="binder_taken",
         )
 
 
 def _two_rows(id: str) -> Invalid:
     return Invalid(
-        f"two rows have the _id {id!r}, and a document is one row",
+        f"two rows have the _id {id!r}; a document is one row",
         hint="group by it, or drop duplicates",
         code="repeated_id",
     )

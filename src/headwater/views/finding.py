@@ -1,4 +1,4 @@
-"""Running a find: a plan over one snapshot of a binder, as documents that are read when they are asked for."""
+"""Runs a find: a plan over one snapshot of a binder, whose documents are read lazily."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _ONE = "SELECT id, version, data FROM documents WHERE row = ?"
 
 
 class DocumentReader(Iterator[T]):
-    """What is read through one connection to a binder, as it was at one moment. For one thread at a time.
+    """Reads documents through one connection, from one snapshot of a binder. For one thread at a time.
 
     Raises Closed when the log was closed before its end.
 
     It holds a connection until its end, `close`, or the end of the object: close what you do not read to its end. As
-    long as it is open SQLite keeps what has been written since, in a file that grows; nobody waits for it.
+    long as it is open, the write-ahead log of SQLite grows; it blocks no writer.
     """
 
     _reader: BinderReader | None = None  # also where making it has failed
@@ -79,7 +79,7 @@ class DocumentReader(Iterator[T]):
 
 
 class FoundDocuments(DocumentReader[Document]):
-    """The documents that a find gives, as they were when it was asked."""
+    """The documents of a find, from a snapshot taken when it started."""
 
     def __init__(self, pool: Pool, reader: BinderReader, query: DocumentMatch) -> None:
         self._found = _documents(reader.connection, make_plan(reader.connection, query), query)
@@ -95,14 +95,14 @@ class StoredDocument(NamedTuple):
 
 
 class Results(DocumentReader[StoredDocument]):
-    """The documents that a find gives, as they are stored, and before the first how many there are.
+    """The stored documents of a find, and their number.
 
     Unless all documents are wanted in an order that they are kept in, each is looked at when this is made; what is kept
     of those that match is their row, in `held` bytes.
     """
 
     def __init__(self, pool: Pool, reader: BinderReader, query: DocumentMatch, over: Callable[[], bool]) -> None:
-        """`over` tells that nobody wants them any more, while it is looked for them: raises Closed."""
+        """Open a find; `over` is polled during the search to cancel it, which raises Closed."""
         connection = reader.connection
         plan = make_plan(connection, query)
         if query.matcher is None and plan.ordered:
@@ -119,7 +119,7 @@ class Results(DocumentReader[StoredDocument]):
 
 
 def make_plan(connection: sqlite3.Connection, query: DocumentMatch) -> QueryPlan:
-    """How a query is answered best, inside of a transaction."""
+    """Return how a query is answered best, inside of a transaction."""
 
     def visited(plan: QueryPlan, most: int) -> int:
         found = 0
@@ -138,7 +138,7 @@ def make_plan(connection: sqlite3.Connection, query: DocumentMatch) -> QueryPlan
 
 
 def explain(connection: sqlite3.Connection, query: DocumentMatch) -> str:
-    """A plan in words, and what SQLite makes of it, in a line."""
+    """Return a plan in words, and what SQLite makes of it, in a line."""
     plan = make_plan(connection, query)
     statement, keys = next(plan.statements("id, version, data"))
     steps = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {statement}", keys)]
@@ -146,7 +146,7 @@ def explain(connection: sqlite3.Connection, query: DocumentMatch) -> str:
 
 
 def count(connection: sqlite3.Connection, query: DocumentMatch) -> int:
-    """How many documents match, inside of a transaction."""
+    """Return how many documents match, inside of a transaction."""
     if query.matcher is None:
         return int(connection.execute("SELECT count(*) FROM documents").fetchone()[0])
     plan = make_plan(connection, query)
@@ -192,7 +192,7 @@ def _keys_in_order(matching: Iterator[_Entry], query: DocumentMatch) -> list[_En
         else:
             raise TooLarge(
                 f"more than {FIND_SORTED_MAX} documents would have to be sorted",
-                hint="make an index on the field, or give a limit",
+                hint="create an index on the field, or give a limit",
                 limit="find_sorted_max",
                 maximum=FIND_SORTED_MAX,
             )
@@ -202,7 +202,7 @@ def _keys_in_order(matching: Iterator[_Entry], query: DocumentMatch) -> list[_En
 def _rows(
     connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch, over: Callable[[], bool]
 ) -> array[int]:
-    """The rows of the documents that are wanted, in their order."""
+    """Return the rows of the documents that are wanted, in their order."""
     found = _matching(connection, plan, query, "row, id, data", over=over)
     wanted = islice(found, query.skip, query.wanted) if plan.ordered else _keys_in_order(found, query)
     return array("q", (row for row, *_ in wanted))
@@ -211,7 +211,7 @@ def _rows(
 def _stored(
     connection: sqlite3.Connection, plan: QueryPlan, query: DocumentMatch
 ) -> Generator[StoredDocument, None, None]:
-    """All documents in the order of a plan."""
+    """Yield all documents in the order of a plan."""
     limit = -1 if query.limit is None else query.limit
     for statement, keys in plan.statements("id, version, data"):
         with closing(connection.execute(f"{statement} LIMIT ? OFFSET ?", (*keys, limit, query.skip))) as rows:
@@ -220,7 +220,7 @@ def _stored(
 
 
 def _stored_in(connection: sqlite3.Connection, rows: array[int]) -> Generator[StoredDocument, None, None]:
-    """The documents in these rows."""
+    """Yield the documents in these rows."""
     for row in rows:
         yield StoredDocument(*connection.execute(_ONE, (row,)).fetchone())
 
@@ -251,7 +251,7 @@ def _matching(
         with closing(connection.execute(f"{statement} LIMIT -1 OFFSET ?", (*keys, skip))) as rows:
             for *known, data in rows:
                 if over is not None and over():
-                    raise Closed("nobody wants the documents any more")
+                    raise Closed("the query was cancelled")
                 document = decode(data)
                 if matches is None or matches(document):
                     yield (*known, document)

@@ -101,7 +101,7 @@ class DocumentFold:
 
     @property
     def full(self) -> bool:
-        """Whether so much is changed and remembered that it should be written."""
+        """Return whether so much is changed and remembered that it should be written."""
         return self._draft.full()
 
     def _fold_each(self, events: Sequence[Event], ids: list[str | None]) -> None:
@@ -157,7 +157,7 @@ class DocumentFold:
         self._failed.append(told)
 
     def write(self, reached: Mapping[int, int], *, missed: int = 0, rate: float | None = None) -> None:
-        """Write the documents, how far each partition was read, and what is told of it; the caller commits."""
+        """Write the documents, the cursor of each partition, and the counters; the caller commits."""
         name, execute = self._projection.name, self._connection.execute
         self._draft.write()
         for partition, next in reached.items():

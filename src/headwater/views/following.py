@@ -1,9 +1,9 @@
 """Following a binder: all documents, then those that change, from any process.
 
 A commit notes which documents it has changed (`Draft`), under a number. Documents are given as they are when they are
-read, a page at a time, so that no transaction stays open while somebody thinks. One that has changed since its page was
-read is given again later: what was given last is what it is. A place is `<generation>-<number>`: everything up to this
-commit of this file was given. In the midst of all documents it is `<generation>-<number>-.<id>`: the documents up to
+read, a page at a time, so that no transaction stays open between pages. One that has changed since its page was read
+is given again later: the last version given is the current one. A place is `<generation>-<number>`: everything up to
+this commit of this file was given. While listing documents it is `<generation>-<number>-.<id>`: the documents up to
 this id were given, and what has changed since the commit is still to come.
 """
 
@@ -26,7 +26,7 @@ from headwater.views.pool import BinderReader, Pool
 from headwater.views.watching import BinderWatch
 
 PAGE_DOCUMENTS = 500  # that are read at once
-PAGE_BYTES = 256 * 1024  # and what they may have, but for the last: what somebody holds who is slow to take them
+PAGE_BYTES = 256 * 1024  # the bytes of a page, except for its last document: held in memory for a slow follower
 GROUP_IDS = 5000  # ids of changed documents that are gathered, so that one that changes often is given once
 GROUP_COMMITS = 256
 NUMBER_DIGITS_MAX = 18
@@ -41,7 +41,7 @@ _ONE = "SELECT version, data FROM documents WHERE id = ?"
 
 
 class ChangePosition(NamedTuple):
-    """How far a follower is: in the commits of a file and, while `listing`, in its documents, up to an id."""
+    """The position of a follower: in the commits of a file and, while `listing`, in its documents, up to an id."""
 
     generation: str
     number: int
@@ -73,20 +73,20 @@ class ChangePosition(NamedTuple):
             return cls(generation, int(digits), listing=True, id=id)
         except (AttributeError, ValueError, binascii.Error):
             raise Invalid(
-                f"{text!r:.100} is no place of a binder",
-                hint="give the place of a change, or 'latest', or nothing for all documents",
+                f"{text!r:.100} is not a place in a binder",
+                hint="give the place of a change, 'latest', or nothing for all documents",
                 code="bad_place",
             ) from None
 
 
 def latest(reader: BinderReader) -> ChangePosition:
-    """The place behind everything that is there now."""
+    """Return the place behind everything that is there now."""
     _, last = reader.connection.execute(_NUMBERS).fetchone()
     return ChangePosition(reader.generation, last or 0)
 
 
 class DocumentChanges(Iterator[Change]):
-    """Changes of documents, as they come. For one thread; only `stop` may be called from others.
+    """A live stream of document changes. For one thread; only `stop` may be called from others.
 
     Ends when `timeout` seconds pass without a change, when it is stopped or closed, or the log is closed.
     """
@@ -105,7 +105,7 @@ class DocumentChanges(Iterator[Change]):
         reader = self._watch.look()
         if reader is None:
             pool.file()  # raises
-            raise NotFound(f"there is no binder {pool.name!r}", code="no_such_binder")
+            raise NotFound(f"no such binder: {pool.name!r}", code="no_such_binder")
         if place is None:
             place = latest(reader)._replace(listing=after is None)
         self._place = place
@@ -219,7 +219,7 @@ class DocumentChanges(Iterator[Change]):
             self._place = self._place._replace(listing=False, id=None)
 
     def _gather(self, connection: sqlite3.Connection) -> bool:
-        """Which documents have changed in the commits behind the place; False if there are none."""
+        """Return which documents have changed in the commits behind the place; False if there are none."""
         ids: dict[str, None] = {}
         rows = connection.execute(_COMMITS, (self._place.number, GROUP_COMMITS))
         for number, text in rows:

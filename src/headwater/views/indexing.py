@@ -1,4 +1,4 @@
-"""Making an index over a field of documents that are there."""
+"""Creates an index on a field of existing documents."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def ensure(connection: sqlite3.Connection, path: str) -> bool:
         return False
     if len(there) >= BINDER_INDEXES_MAX:
         raise TooLarge(
-            f"the binder has {len(there)} indexes",
-            hint="each costs a write for each document that is changed",
+            f"the binder already has {len(there)} indexes",
+            hint="each index adds a write for each changed document",
             limit="binder_indexes_max",
             maximum=BINDER_INDEXES_MAX,
         )

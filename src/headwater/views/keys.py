@@ -1,9 +1,9 @@
-"""What documents are sorted and found by: the value under a path as SQLite orders it (docs/VIEWS.md, "Binders").
+"""Index keys of documents: the value under a path as SQLite orders it (docs/VIEWS.md, "Binders").
 
 Numbers are SQLite's numbers and text its text, so that its own order is ours. Everything else is a blob that begins
 with the letter of its kind, behind all numbers and text. A key never contradicts the order in which a match compares:
 of two values of one kind, the higher one never has the lower key. What cannot be told from its neighbours by such a
-key, as decimals that no float holds, has the same one: whoever finds by it compares the documents themselves.
+key, as decimals that no float holds, has the same one: a find then compares the documents themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BIAS = 2**63
 
 
 def index_key(document: dict[str, Any], path: str) -> Key:
-    """The key of a document under a path; None if there is nothing, or null."""
+    """Return the key of a document under a path; None if there is nothing, or null."""
     value: Any = document
     for part in _parts(path):
         if isinstance(value, dict):
@@ -51,7 +51,7 @@ def index_key(document: dict[str, Any], path: str) -> Key:
 
 
 def key_of(value: Any) -> Key:
-    """The key of a value."""
+    """Return the key of a value."""
     key: Key = value
     cls = value.__class__
     if value is None or cls is str or (cls is int and _INT_MIN <= value <= _INT_MAX):
@@ -65,7 +65,7 @@ def key_of(value: Any) -> Key:
 
 
 def bounds_of(value: Any) -> Bounds:
-    """A range of keys, both ends included, that holds those of all values which compare with this one."""
+    """Return a range of keys, both ends included, that holds those of all values which compare with this one."""
     key = key_of(value)
     if isinstance(key, str):
         return "", b""  # a blob without bytes is behind all text, and no key
@@ -85,18 +85,18 @@ def order_of(key: Key) -> tuple[int, Any]:
 
 
 def checked_path(path: Any, purpose: str) -> str:
-    """The path of a field as a user gave it; raises Invalid."""
+    """Return the path of a field as a user gave it; raises Invalid."""
     if not isinstance(path, str):
         raise Invalid(f"{purpose} takes the path of a field, not {type(path).__name__}", hint="as in 'by.name'")
     parts = path.split(".")
     if not all(parts):
-        raise Invalid(f"the path {path[:60]!r} has an empty part", hint="parts are apart by one dot each, as in a.b")
+        raise Invalid(f"the path {path[:60]!r} has an empty part", hint="separate parts with one dot, as in a.b")
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
         raise Invalid(f"the path {path[:60]!r} is not text", hint="no document has such a field") from None
     if "\0" in path:
-        raise Invalid(f"the path {path[:60]!r} has a zero in it", hint="no document has such a field")
+        raise Invalid(f"the path {path[:60]!r} contains a null character", hint="no document has such a field")
     if len(parts) > MATCH_DEPTH_MAX or size > FIELD_BYTES_MAX:
         raise Invalid(
             f"the path {path[:60]!r}… is too long", hint=f"up to {MATCH_DEPTH_MAX} parts and {FIELD_BYTES_MAX} bytes"

@@ -1,4 +1,4 @@
-"""From what `--app` says to the application: `shop.py`, `shop.py:app`, `package.module` or `package.module:app`."""
+"""Loads the application that `--app` names: `shop.py`, `shop.py:app`, `package.module` or `package.module:app`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def load(address: str) -> App:
     if name:
         found = getattr(module, name, None)
         if not isinstance(found, App):
-            raise NotFound(f"{where} has no App named {name!r}", hint=f"in it: {name} = App()", code="no_such_app")
+            raise NotFound(f"{where} has no App named {name!r}", hint=f"add {name} = App()", code="no_such_app")
         return found
     apps = {id(value): (key, value) for key, value in vars(module).items() if isinstance(value, App)}
     if len(apps) != 1:
         listed = ", ".join(sorted(key for key, _ in apps.values()))
-        hint = f"say which one: {where}:{listed.split(', ')[0]}" if apps else "in it: app = headwater.App()"
+        hint = f"choose one, as in {where}:{listed.split(', ')[0]}" if apps else "add app = headwater.App()"
         raise Invalid(f"{where} has {f'several Apps: {listed}' if apps else 'no App'}", hint=hint, code="no_such_app")
     return next(iter(apps.values()))[1]
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise NotFound(f"there is no file {path}", hint="--app takes a file, or package.module:app", code="no_such_app")
+        raise NotFound(f"no such file: {path}", hint="--app takes a file, or package.module:app", code="no_such_app")
     directory = str(path.resolve().parent)
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as if it had been run: its neighbours can be imported
@@ -43,7 +43,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def from_text(name: str, path: Path) -> ModuleType:
-    """The module that a file says now, under a name that it then has. This runs the user's code."""
+    """Return the module that a file says now, under a name that it then has. This runs the user's code."""
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
@@ -67,7 +67,5 @@ def _from_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # something that it imports is missing: that is told as it is
-        raise NotFound(
-            f"there is no module {name!r}", hint="is it a file? then: --app shop.py", code="no_such_app"
-        ) from None
+            raise  # a module that it imports is missing: raised unchanged
+        raise NotFound(f"no such module: {name!r}", hint="for a file, use --app shop.py", code="no_such_app") from None

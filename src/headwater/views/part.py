@@ -1,4 +1,4 @@
-"""What a runner runs, each in a thread of its own: projections and functions."""
+"""The interface of projections and functions to a runner, which runs each in its own thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ViewWorker(Protocol):
-    """A projection or a function at work."""
+    """A running projection or function."""
 
     name: str
 
@@ -17,7 +17,7 @@ class ViewWorker(Protocol):
         """End `run`, soon; from any thread."""
 
     def settled(self) -> bool:
-        """Whether it has handled everything that is there now, durably; from any thread.
+        """Return whether it has handled everything that is there now, durably; from any thread.
 
         Raises Unavailable if it cannot go on.
         """

@@ -1,4 +1,4 @@
-"""Reading what one has written: which events a read must come after, and how far the projections are."""
+"""Read your writes: the events that a read must come after, and the progress of the projections."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headwater.views import registry
 Wanted = dict[tuple[str | None, int], int]
 """The last offset of each topic and partition that must be passed; the topic is None if only an offset was given."""
 
-HINT = "give what append returned, as in at_least=ref"
+HINT = "give the reference that append returned, as in at_least=ref"
 
 
 class ViewLag(msgspec.Struct, frozen=True):
-    """What is still to be waited for, in words. `never`: it will not come, unless another projection is made."""
+    """Describes the progress that a read waits for. `never`: it needs another projection."""
 
     told: str
     never: bool = False
@@ -31,7 +31,7 @@ def wanted(at_least: AtLeast) -> Wanted:
     """What to wait for; raises Invalid for what says nothing about that."""
     if isinstance(at_least, int) and not isinstance(at_least, bool):
         if at_least < 0:
-            raise Invalid(f"at_least is an offset from 0, not {at_least}", hint=HINT)
+            raise Invalid(f"at_least must be an offset from 0, not {at_least}", hint=HINT)
         return {(None, 0): at_least}
     found: Wanted = {}
     for topic, partition, offset in _places(at_least):
@@ -56,14 +56,14 @@ def behind(hw: Store, connection: sqlite3.Connection, name: str, wanted: Wanted)
         uuid = _uuid(hw, topic)
         for row in ours:
             if row.topic_uuid != uuid:
-                return ViewLag(f"binder {name!r} is still made of an older topic {topic!r}, which was deleted")
+                return ViewLag(f"binder {name!r} is still built from an older topic {topic!r}, which was deleted")
             next = registry.cursors(connection, row.name).get(partition, 0)
             if next > offset:
                 continue
             if row.state == "stopped":
                 raise registry.stopped(row)
             place = f"topic {topic!r}, partition {partition}"
-            return ViewLag(f"projection {row.name!r} has come to offset {next} of {place}, and not yet past {offset}")
+            return ViewLag(f"projection {row.name!r} is at offset {next} of {place}, not yet past {offset}")
     return None
 
 
@@ -73,7 +73,7 @@ def late(behind: ViewLag, timeout: float) -> Invalid | Unavailable:
         return Invalid(behind.told, hint="wait for an event of one of its topics")
     return Unavailable(
         f"after {timeout:g} s, {behind.told}",
-        hint="does the application run? headwater views status tells how far it is",
+        hint="check that the application runs: headwater views status shows its progress",
         code="view_behind",
     )
 
@@ -95,17 +95,17 @@ def _places(at_least: Any) -> Iterator[tuple[str, int, int]]:
 
 
 def _only_topic(hw: Store, rows: Sequence[registry.Row], name: str) -> str:
-    """The topic that an offset alone is of."""
+    """Return the topic that an offset alone is of."""
     topics = {row.topic for row in rows}
     if len(topics) > 1:
-        raise Invalid(f"binder {name!r} is filled from {len(topics)} topics: an offset says too little", hint=HINT)
+        raise Invalid(f"binder {name!r} is filled from {len(topics)} topics: an offset alone is ambiguous", hint=HINT)
     (topic,) = topics
     try:
         partitions = hw.directory.topic(topic).partitions
     except NotFound:
         return topic
     if partitions > 1:
-        raise Invalid(f"topic {topic!r} has {partitions} partitions: an offset says too little", hint=HINT)
+        raise Invalid(f"topic {topic!r} has {partitions} partitions: an offset alone is ambiguous", hint=HINT)
     return topic
 
 

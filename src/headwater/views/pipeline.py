@@ -62,7 +62,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         }
 
     def fingerprint(self) -> str:
-        """The same as long as `declared` is."""
+        """Return a hash that depends only on `declared`."""
         return hashlib.sha256(json.dumps(self.declared(), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -81,20 +81,20 @@ def declared(
     options: Mapping[str, Any] | None,
     version: int,
 ) -> Pipeline:
-    """A pipeline as it is written. Raises Invalid for what cannot be, with the name of the pipeline."""
+    """Return a pipeline as it is written. Raises Invalid for what cannot be, with the name of the pipeline."""
     try:
         _check_topics(topics)
         target = _target(to)
         if target.kind == "topic" and target.place in topics:
-            raise Invalid("it would read what it writes, for ever", hint="write to another topic")
+            raise Invalid("it would read its own output forever", hint="write to another topic")
         columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         _check_mode(mode, start, every)
         if columns and target.kind != "parquet":
-            raise Invalid("partition_by is of Parquet", hint="leave it out, or write to parquet:PATH")
+            raise Invalid("partition_by is only for Parquet", hint="omit it, or write to parquet:PATH")
         if content is not None and (target.kind != "topic" or content not in CONTENTS):
-            raise Invalid(f"content {content!r} is no content of {to}", hint=f"a topic's is {', '.join(CONTENTS)}")
+            raise Invalid(f"{to} does not support content {content!r}", hint=f"a topic supports {', '.join(CONTENTS)}")
         if version < 1:
-            raise Invalid("a version is 1 or more")
+            raise Invalid("version must be at least 1")
         _check_signature(compute, topics)
         fields, chosen = _schemas(schema, topics), _options(options)
     except Invalid as error:
@@ -108,56 +108,59 @@ def _check_topics(topics: Sequence[Any]) -> None:
     for topic in topics:
         if not isinstance(topic, str) or not topic:
             raise Invalid(
-                f"a topic has a name, and is not {topic!r}", hint="the function is decorated, not an argument"
+                f"a topic is named by text, not {topic!r}", hint="decorate the function; do not pass it as an argument"
             )
     if len({*topics}) < len(topics):
-        raise Invalid("it reads a topic twice", hint="the function may use its frame more than once")
+        raise Invalid("it names a topic twice", hint="name it once; the function may use its DataFrame more than once")
 
 
 def _target(to: str) -> PipelineTarget:
     kind, colon, place = to.partition(":")
     if not colon or kind not in get_args(Kind):
-        raise Invalid(f"it cannot write to {to!r}", hint="topic:NAME, binder:NAME or parquet:PATH")
+        raise Invalid(f"it cannot write to {to!r}", hint="use topic:NAME, binder:NAME or parquet:PATH")
     if not place:
-        raise Invalid(f"{to!r} does not say which", hint=f"as in {kind}:{'out' if kind == 'parquet' else 'revenue'}")
+        raise Invalid(f"{to!r} lacks a name", hint=f"as in {kind}:{'out' if kind == 'parquet' else 'revenue'}")
     if kind == "parquet" and "://" in place:
         raise Invalid(
-            f"Parquet is written to a directory, not to {place!r}", hint="parquet:PATH, also of a mounted one"
+            f"Parquet is written to a directory, not to {place!r}",
+            hint="use parquet:PATH, which may be a mounted directory",
         )
     return PipelineTarget(kind, place)  # type: ignore[arg-type]  # it is one of them: this was looked at above
 
 
 def _check_mode(mode: str, start: str | int, every: Any) -> None:
     if mode not in get_args(Mode):
-        raise Invalid(f"mode {mode!r} is unknown", hint="it is 'batch' or 'stream'")
+        raise Invalid(f"unknown mode {mode!r}", hint="use 'batch' or 'stream'")
     if mode == "batch" and start == "latest":
-        raise Invalid("a batch from 'latest' on has no events", hint="mode='stream' goes on with what comes")
+        raise Invalid("a batch from 'latest' has no events", hint="use mode='stream' to process new events")
     if every is None:
         return
     if mode == "batch":
-        raise Invalid("every= is of streams", hint="mode='stream', or run it now and then: headwater pipeline run")
+        raise Invalid("every= is only for streams", hint="use mode='stream', or schedule headwater pipeline run")
     if not isinstance(every, int | float) or isinstance(every, bool) or not 0 <= every < math.inf:
-        raise Invalid(f"every is a number of seconds, not {every!r}")
+        raise Invalid(f"every must be a number of seconds, not {every!r}")
 
 
 def _check_signature(compute: Callable[..., Any], topics: Sequence[str]) -> None:
     if inspect.iscoroutinefunction(compute) or inspect.isgeneratorfunction(compute):
-        raise Invalid("its function is called, and neither awaited nor iterated", hint="it returns one DataFrame")
+        raise Invalid("its function cannot be async or a generator", hint="return one DataFrame")
     try:
         inspect.signature(compute).bind(*topics)
     except TypeError as error:
         listed = ", ".join(topics)
-        raise Invalid(f"its function is given a DataFrame of {listed}: {error}", hint="one argument a topic") from None
+        raise Invalid(
+            f"its function must take one DataFrame for each of {listed}: {error}", hint="one argument for each topic"
+        ) from None
 
 
 def _schemas(schema: Schema, topics: Sequence[str]) -> dict[str, str]:
-    """The fields that are wanted of each topic, as Spark writes columns."""
+    """Return the fields that are wanted of each topic, as Spark writes columns."""
     found: dict[str, Any] = dict.fromkeys(topics, schema) if isinstance(schema, str) else dict(schema or {})
     for topic, columns in found.items():
         if topic not in topics:
-            raise Invalid(f"schema is of {topic!r}, which it does not read", hint=f"it reads {', '.join(topics)}")
+            raise Invalid(f"schema names {topic!r}, which it does not read", hint=f"it reads {', '.join(topics)}")
         if not isinstance(columns, str) or not columns.strip():
-            raise Invalid("a schema names columns", hint='as in schema="product string, cents bigint"')
+            raise Invalid("a schema needs columns", hint='as in schema="product string, cents bigint"')
     return found
 
 
@@ -166,6 +169,6 @@ def _options(options: Mapping[str, Any] | None) -> dict[str, str]:
     found = {}
     for key, value in (options or {}).items():
         if key.lower() in OF_THE_PIPELINE:
-            raise Invalid(f"{key} is no option of a pipeline's", hint="topics, to= and start= are its own arguments")
+            raise Invalid(f"{key} is not an option of a pipeline", hint="topics, to= and start= are separate arguments")
         found[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return found

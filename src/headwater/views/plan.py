@@ -1,4 +1,4 @@
-"""How the documents of a find are come by: through an index, in the order of ids, or all of them.
+"""Plans a find: through an index, in the order of ids, or by a full scan.
 
 An index only narrows down: every document that could match is among what a plan visits, and each is then compared by
 the match itself. Of documents in which an array is on the way an index knows no more than that, so they are always
@@ -34,7 +34,7 @@ ARRAYS_TOO = Range(ARRAY, ARRAY)
 
 
 class QueryPlan(NamedTuple):
-    """What is visited: the index over `path` or, if that is None, the documents by their ids.
+    """The documents to visit: by the index on `path` or, if that is None, by their ids.
 
     `ranges` are the parts of the index, in its order; None means all of it. If `ordered`, documents come in the order
     that was asked for; else they must be sorted.
@@ -67,7 +67,7 @@ class QueryPlan(NamedTuple):
                 yield f"{source} WHERE {column} >= ? AND {column} <= ?{order}", (low, high)
 
     def describe(self) -> str:
-        """The same in words."""
+        """Return the plan in words."""
         if self.path is None:
             way = "all documents, by id" if self.ordered else "all documents"
         elif self.ranges is None:
@@ -87,7 +87,7 @@ class Count(NamedTuple):
 def choose(
     node: Node | None, sort: Sequence[tuple[str, bool]], wanted: int | None, indexes: Iterable[str], count: Count
 ) -> QueryPlan:
-    """The plan for a match, a sort of paths that are descending or not, and how many documents are wanted."""
+    """Return the plan for a match, a sort of paths that are descending or not, and how many documents are wanted."""
     known = set(indexes)
     found = [] if node is None else _candidates(node, known)
     ordered = _in_order(sort, found, known)
@@ -123,7 +123,7 @@ class _Candidates(NamedTuple):
 
 
 def _in_order(sort: Sequence[tuple[str, bool]], found: Sequence[_Candidates], known: set[str]) -> QueryPlan | None:
-    """The plan by which documents come in the wanted order; None if there is none."""
+    """Return the plan by which documents come in the wanted order; None if there is none."""
     if not sort:
         return QueryPlan(None, None, ordered=True)
     (path, descending), *more = sort
@@ -157,7 +157,7 @@ def _narrowings(node: Node, known: set[str]) -> Iterator[tuple[str, list[Range]]
 
 
 def _ranges(operator: str, operand: Any) -> list[Range] | None:
-    """Where the keys of values are for which an operator holds, arrays aside; None if anywhere."""
+    """Return where the keys of values are for which an operator holds, arrays aside; None if anywhere."""
     if operator in ("$eq", "$in"):
         keys = {key_of(value) for value in ((operand,) if operator == "$eq" else operand)}
         return [Range(key, key) for key in keys if key != ARRAY and _is_stored(key)]
@@ -171,12 +171,12 @@ def _ranges(operator: str, operand: Any) -> list[Range] | None:
 
 
 def _ranges_of_denied(operator: str) -> list[Range] | None:
-    """The same for an operator that does not hold."""
+    """Return the ranges of keys for which an operator does not hold."""
     return [NOTHING] if operator == "$exists" else None
 
 
 def _is_stored(key: Key) -> bool:
-    """Whether a document can have it: text that is not quite text can be asked for, but neither stored nor found."""
+    """Return whether a document can hold the value: text with lone surrogates can be neither stored nor found."""
     try:
         key.encode() if isinstance(key, str) else None
     except UnicodeEncodeError:

@@ -16,7 +16,7 @@ from headwater.store import Store
 from headwater.views import database
 from headwater.views.files import Files, generation
 
-FREE_MAX = 8  # connections that are kept when nobody uses them: each has a cache, and three descriptors
+FREE_MAX = 8  # idle connections that are kept: each has a cache, and three descriptors
 OPENED_TRIES = 100  # files that may be replaced while they are being opened, before it is given up
 
 _inherited: list[object] = []  # SQLite forbids a forked child to touch, and so to close, the connections of its parent
@@ -43,7 +43,7 @@ class BinderReader:
             self.connection.execute("ROLLBACK")
 
     def version(self) -> int:
-        """A number that is another one when somebody else has committed."""
+        """Return a number that changes when another connection has committed."""
         (found,) = self.connection.execute("PRAGMA data_version").fetchone()
         return int(found)
 
@@ -62,7 +62,7 @@ class Pool:
         self._closed = threading.Event()
 
     def file(self) -> str:
-        """The name of the file that is read now; raises NotFound if there is no such binder."""
+        """Return the name of the file that is read now; raises NotFound if there is no such binder."""
         try:
             return self._readlink(self._link)
         except OSError:
@@ -104,14 +104,16 @@ class Pool:
         """Raise Closed if a connection in use must not be used any more."""
         self._hw.directory.check_open()
         if reader.pid != os.getpid():
-            raise Closed("this was begun by the parent of a forked process", hint="begin it anew")
+            raise Closed(
+                "this was started by the parent of a forked process", hint="start it again in the child process"
+            )
 
     def translation(self, reader: BinderReader, error: sqlite3.Error) -> HeadwaterError:
         """What SQLite has raised, as an error of ours."""
         return database.translation(self._files.path / reader.file, error)
 
     def discard(self, reader: BinderReader) -> None:
-        """Close a connection instead of giving it back: it failed, or nobody wants it."""
+        """Close a connection instead of giving it back: it failed, or is not needed."""
         if reader.pid != os.getpid():
             _inherited.append(reader)
         else:
@@ -148,4 +150,4 @@ class Pool:
                 connection.close()
                 raise
             connection.close()
-        raise Unavailable(f"binder {self.name!r} is replaced all the time", hint="what rebuilds it?")
+        raise Unavailable(f"binder {self.name!r} is replaced too often", hint="check what rebuilds it")

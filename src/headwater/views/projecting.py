@@ -45,7 +45,7 @@ _log = logging.getLogger("headwater")
 
 
 class Projector:
-    """One projection at work in this process. `run` belongs to one thread; the rest may be called from any."""
+    """Runs one projection in this process. `run` belongs to one thread; the rest may be called from any."""
 
     def __init__(self, hw: Store, projection: Projection, together: Sequence[Projection]) -> None:
         """`together` are all projections of the application that fill the same binder, this one among them."""
@@ -78,7 +78,9 @@ class Projector:
                 pause_s = delay_s(tries, PAUSE_S, PAUSE_MAX_S)
             except Exception as error:  # noqa: BLE001  # a thread that ends would tell nobody
                 _log.exception("projection %r", self.name)
-                self._tell(Unavailable(f"{type(error).__name__}: {error}", hint="see the log; is it a fault of ours?"))
+                self._tell(
+                    Unavailable(f"{type(error).__name__}: {error}", hint="see the log; this may be a bug in Headwater")
+                )
                 pause_s = PAUSE_MAX_S
 
     def _tell(self, error: HeadwaterError) -> None:
@@ -94,10 +96,10 @@ class Projector:
             consumer.wake()
 
     def settled(self) -> bool:
-        """Whether all that is in the topic now is folded, by whomever; raises Unavailable if it cannot be."""
+        """Return whether all present events are folded, by any process; raises Unavailable if they cannot be."""
         trouble = self._trouble
         if trouble is not None:
-            raise Unavailable(f"projection {self.name!r} cannot go on: {trouble.message}", hint=trouble.hint)
+            raise Unavailable(f"projection {self.name!r} cannot continue: {trouble.message}", hint=trouble.hint)
         try:
             topic = registry.topic_of(self._hw, self._projection.topic)
             if self._fresh:
@@ -121,14 +123,14 @@ class Projector:
     # For the consumer: where its cursors are kept
 
     def cursor(self, partition: int) -> int:
-        """Where to read on in a partition that was just taken."""
+        """Return where to read on in a partition that was just taken."""
         next = registry.cursors(self._connection, self.name)[partition]
         next = max(next, self._reached.get(partition, 0))  # it was lost and taken again in the midst of a transaction
         end = registry.topic_of(self._hw, self._projection.topic).ends[partition]
         if next > end:
             raise Conflict(
                 f"binder {self._projection.binder!r} is at offset {next} of partition {partition}, which ends at {end}",
-                hint="is the log older than the binder, from a backup? then rebuild: headwater views rebuild",
+                hint="if the log was restored from a backup, rebuild the binder: headwater views rebuild",
                 code="binder_ahead",
             )
         self._next.setdefault(partition, next)
@@ -156,7 +158,7 @@ class Projector:
             self._fresh = False
             if row.version > projection.version:
                 if not self._superseded:
-                    told = "projection %r: superseded: the binder was built by version %d, and this one has version %d"
+                    told = "projection %r: superseded: the binder was built by version %d, but this is version %d"
                     _log.warning(told, self.name, row.version, projection.version)
                 self._superseded = True
                 return LOOK_S
@@ -165,16 +167,16 @@ class Projector:
             if (row.topic_uuid, row.version) == wanted:
                 self._refused = None
                 if row.state != "running":
-                    return LOOK_S  # until somebody resumes it
+                    return LOOK_S  # until it is resumed
                 self._live(connection, file, topic)
             elif self._refused == wanted and row.error is not None:
-                return LOOK_S  # it cannot be built, and nobody has asked for another try
+                return LOOK_S  # it cannot be built, and no retry was requested
             else:
                 return self._rebuild(connection, file, wanted)
         return 0.0
 
     def _rebuild(self, connection: sqlite3.Connection, file: Path, wanted: tuple[str, int]) -> float:
-        """Build the binder anew instead of this file, unless another process does."""
+        """Rebuild the binder instead of this file, unless another process does."""
         try:
             rebuild(self._hw, self._together, instead_of=file, wait=False, stop=self._stopping.is_set)
         except Halt as halt:
@@ -209,7 +211,7 @@ class Projector:
             self._consumer = consumer
             try:
                 if registry.topic_of(self._hw, projection.topic).uuid != topic.uuid:
-                    return  # it was made anew just before: these events are not the ones that the cursors count
+                    return  # it was recreated just before: the cursors do not belong to these events
                 while not self._stopping.is_set() and self._round(consumer):
                     pass
             finally:
@@ -246,7 +248,7 @@ class Projector:
             if next > self._next[partition] and partition in consumer.fences:
                 consumer.ack_to((partition, next - 1))
         self._next.update(reached)
-        if halted is not None:  # how often it failed is forgotten: whoever resumes the projection has it tried again
+        if halted is not None:  # its failures are forgotten: resuming the projection retries the event
             consumer.seek(halted.offset, halted.partition)
         return halted is None
 
@@ -285,7 +287,7 @@ class Projector:
         reached.update(places)
 
     def _pass_aside(self) -> None:
-        """Note the events that were set aside, which come before all that was taken after them."""
+        """Record the quarantined events, which come before all events taken after them."""
         aside, self._aside = self._aside, []
         for event, error in aside:
             if event.offset < self._reached.get(event.partition, self._next[event.partition]):
@@ -298,10 +300,10 @@ class Projector:
         """Compare the cursors with where this process has read from: another one may have come further."""
         stored = registry.cursors(self._connection, self.name)
         if any(stored[partition] != self._next[partition] for partition in self._reached):
-            raise Fenced(f"another process has folded for projection {self.name!r}", hint="it is read anew")
+            raise Fenced(f"another process has folded for projection {self.name!r}", hint="the binder is read again")
 
     def _stays(self) -> bool:
-        """Whether this is still the file that is read, of a projection that is to run."""
+        """Return whether this is still the file that is read, of a projection that is to run."""
         try:
             current = self._files.current(self._projection.binder)
         except NotFound:

@@ -1,4 +1,4 @@
-"""What a user asks of a binder: checked, and compiled as far as that goes without looking at it."""
+"""A query of a binder, checked and compiled without reading the binder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DocumentMatch(NamedTuple):
 
     @property
     def wanted(self) -> int | None:
-        """How many documents of the sorted ones are needed; None means all."""
+        """Return how many documents of the sorted ones are needed; None means all."""
         return None if self.limit is None else self.skip + self.limit
 
 
@@ -70,13 +70,13 @@ def _sort(sort: Any) -> tuple[tuple[str, bool], ...]:
     if isinstance(sort, str):
         sort = (sort,)
     if not isinstance(sort, Sequence) or isinstance(sort, bytes):
-        raise Invalid(f"sort takes the path of a field, or a list of those, not {type(sort).__name__}", hint=hint)
+        raise Invalid(f"sort takes a field path or a list of field paths, not {type(sort).__name__}", hint=hint)
     if len(sort) > FIND_SORTS_MAX:
         raise TooLarge(f"sort has {len(sort)} fields", limit="find_sorts_max", maximum=FIND_SORTS_MAX)
     found = []
     for field in sort:
         if not isinstance(field, str):
-            raise Invalid(f"a field to sort by is text, not {type(field).__name__}", hint=hint)
+            raise Invalid(f"a field to sort by must be text, not {type(field).__name__}", hint=hint)
         descending = field.startswith("-")
         found.append((checked_path(field[1:] if descending else field, "sort"), descending))
     return tuple(found)
@@ -99,5 +99,5 @@ def _fields(fields: Any) -> dict[str, Any]:
 
 def _number(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= COUNT_MAX:
-        raise Invalid(f"{name} is a number from 0, not {value!r}"[:100], hint=f"as in {name}=10")
+        raise Invalid(f"{name} must be a number from 0, not {value!r}"[:100], hint=f"as in {name}=10")
     return int(value)

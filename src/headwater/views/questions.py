@@ -1,4 +1,4 @@
-"""What a server and its application say to each other: messages of JSON, each behind its length as a big-endian u32.
+"""The messages between a server and its application: JSON, each after its length as a big-endian u32.
 
 The application begins, with `Ready` or `BrokenApplication`. Then the server sends `QueryCall`s, and gets an
 `QueryReply` or a `QueryFailure` for each, in any order. Nothing in them is code. Bytes only; safe from any thread.
@@ -20,7 +20,7 @@ MESSAGE_BYTES_MAX = ANSWER_BYTES_MAX + QUESTION_BYTES_MAX
 
 
 class WireError(msgspec.Struct, frozen=True):
-    """An error, as it goes over a wire: what it tells, without where it was raised."""
+    """An error as it is sent: its message and facts, without its traceback."""
 
     kind: str
     code: str
@@ -42,7 +42,7 @@ class BrokenApplication(msgspec.Struct, frozen=True, tag="broken"):
 
 
 class QueryCall(msgspec.Struct, frozen=True):
-    """A query with a name, and its arguments."""
+    """A call of a named query."""
 
     id: int
     name: str
@@ -50,14 +50,14 @@ class QueryCall(msgspec.Struct, frozen=True):
 
 
 class QueryReply(msgspec.Struct, frozen=True, tag="answered"):
-    """What a query returned, as JSON."""
+    """The result of a query, as JSON."""
 
     id: int
     answer: msgspec.Raw
 
 
 class QueryFailure(msgspec.Struct, frozen=True, tag="failed"):
-    """Why a query returned nothing."""
+    """The error of a query."""
 
     id: int
     error: WireError
@@ -74,7 +74,7 @@ _KINDS: dict[str, type[HeadwaterError]] = {
 
 
 def framed(message: Message | QueryCall) -> bytes:
-    """A message behind its length; raises TooLarge."""
+    """Return a message behind its length; raises TooLarge."""
     data = _encode(message)
     if len(data) > MESSAGE_BYTES_MAX:
         raise TooLarge(f"a message has {len(data)} bytes", limit="answer_bytes_max", maximum=ANSWER_BYTES_MAX)
@@ -82,10 +82,10 @@ def framed(message: Message | QueryCall) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """The length of the message that follows; raises Invalid if it cannot be one of ours."""
+    """Return the length of the message that follows; raises Invalid if it cannot be one of ours."""
     (length,) = LENGTH.unpack(head)
     if length > MESSAGE_BYTES_MAX:
-        raise Invalid(f"a message of {length} bytes", code="bad_message")
+        raise Invalid(f"invalid message length: {length} bytes", code="bad_message")
     return int(length)
 
 
@@ -94,7 +94,7 @@ def message_of(data: bytes) -> Message:
     try:
         said: Message = _decode_message(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the application says what is no message: {error}", code="bad_message") from error
+        raise Invalid(f"the application sent an invalid message: {error}", code="bad_message") from error
     return said
 
 
@@ -103,17 +103,17 @@ def question_of(data: bytes) -> QueryCall:
     try:
         return _decode_question(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the server asks what is no question: {error}", code="bad_message") from error
+        raise Invalid(f"the server sent an invalid request: {error}", code="bad_message") from error
 
 
 def told(error: HeadwaterError) -> WireError:
-    """An error, to be sent."""
+    """Return an error, to be sent."""
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "")
     return WireError(kind, error.code, error.message, error.hint, error.facts)
 
 
 def raised(told: WireError) -> HeadwaterError:
-    """An error that was sent, as it was raised."""
+    """Return an error that was sent, as it was raised."""
     kind = _KINDS.get(told.kind, HeadwaterError)
     facts = {name: fact for name, fact in told.facts.items() if name not in ("message", "hint", "code")}
     return kind(told.message, hint=told.hint, code=told.code, **facts)

@@ -1,8 +1,8 @@
-"""Building a binder anew beside the one that is read, and putting it in its place.
+"""Rebuilds a binder beside the current one, and replaces that atomically.
 
 The new file is made by folding everything from the beginning. When it has nearly caught up, the old file is locked
 against writers, the last events are folded, at least as far as the old file has come, and the link is replaced: readers
-never see documents go back in time, and nobody waits but for that moment. Killed before that, nothing has happened.
+never see documents go back in time, and writers wait only for that moment. A crash before that has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], object]
 
 
 class RemoteFold(Protocol):
-    """What folds the bulk of history faster than one process can."""
+    """Folds the bulk of the history faster than one process can."""
 
     def fold(
         self,
@@ -66,7 +66,7 @@ def rebuild(
     progress: Progress | None = None,
     elsewhere: RemoteFold | None = None,
 ) -> int:
-    """Build the binder of these projections anew, and have it read from then on; returns how many events were folded.
+    """Rebuild the binder of these projections, and make it current; returns the number of events folded.
 
     `projections` are all that fill it. With `instead_of`, nothing is done unless that is the file that is read. Raises
     Halt if a fold raises, Conflict with the code `superseded` if the binder was built by a newer version, Unavailable
@@ -95,7 +95,7 @@ def rebuild(
         while build.left() > CLOSE_EVENTS:
             build.catch_up()
         if old is not None:
-            # Whoever folds into it waits, and then looks where to.
+            # Other writers wait, and then look up the current file.
             stack.enter_context(database.writing(old, give_up=stop))
             with database.writing(new):
                 for path in database.indexes(old):
@@ -108,7 +108,7 @@ def rebuild(
 
 
 def _old(files: Files, name: str, stack: contextlib.ExitStack) -> sqlite3.Connection | None:
-    """The file that is read now, if there is one that can be."""
+    """Return the file that is read now, if there is one that can be."""
     try:
         return stack.enter_context(contextlib.closing(database.connect(files.current(name))))
     except (NotFound, Corrupt):
@@ -121,7 +121,7 @@ def _check_newest(old: sqlite3.Connection, projections: Sequence[Projection]) ->
         built = versions.get(each.name, 0)
         if built > each.version:
             raise Conflict(
-                f"projection {each.name!r} has version {each.version}, and the binder was built by {built}",
+                f"projection {each.name!r} has version {each.version}, but the binder was built by version {built}",
                 hint="give it a higher version",
                 code="superseded",
             )
@@ -136,15 +136,15 @@ def _sync(disk: Disk, file: Path) -> None:
         finally:
             disk.close(fd)
     except OSError as error:
-        raise Unavailable(f"{file} cannot be made durable: {error.strerror}", hint="see to the disk") from error
+        raise Unavailable(f"{file} cannot be made durable: {error.strerror}", hint="fix the disk") from error
 
 
 def _untold(_done: int, _all: int) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 class _Build:
-    """A new file, and how far each projection has come in it."""
+    """A new file, and the progress of each projection in it."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Build:
 
     def begin(self, fields: Iterable[str]) -> None:
         """Make the projections known, with their oldest events ahead of them; documents have room for indexes."""
-        self._connection.execute("PRAGMA synchronous = OFF")  # until `finish`: nobody reads it before that
+        self._connection.execute("PRAGMA synchronous = OFF")  # until `finish`: there are no readers before that
         with database.writing(self._connection):
             for path in fields:
                 database.add_column(self._connection, path)
@@ -193,7 +193,7 @@ class _Build:
         except Conflict as error:
             if error.code != "shards_overlap" or not by_partition:
                 raise
-            # Somebody has chosen partitions by hand, and a key is in several: what one leaves, the next goes on with.
+            # Partitions were chosen by hand, and a key is in several: each continues with the result of the one before.
             self.folded += bulk.load(self._connection, fold(by_partition=False), spans, fields)
         for span in spans:
             self._next[span.projection.name] = list(span.ends)
@@ -207,7 +207,7 @@ class _Build:
                 database.create_index(self._connection, path)
 
     def left(self) -> int:
-        """How many events are still to be looked at."""
+        """Return how many events are still to be looked at."""
         return sum(
             max(0, end - next)
             for projection in self._known()
@@ -279,4 +279,4 @@ class _Build:
 
     def _check_stop(self) -> None:
         if self._stop():
-            raise Unavailable("the rebuild was stopped: everything is as before", code="stopped")
+            raise Unavailable("the rebuild was stopped; the binder is unchanged", code="stopped")

@@ -1,4 +1,4 @@
-"""What a binder's file tells of its projections: which, of which version, how far, and what stopped them."""
+"""The projections recorded in a binder's file: names, versions, cursors, and errors that stopped them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def topic_of(hw: Store, topic: str) -> TopicBounds:
 
 
 def rows(connection: sqlite3.Connection) -> list[Row]:
-    """All projections of a binder, by name."""
+    """Return all projections of a binder, by name."""
     found = connection.execute(
         "SELECT name, topic, topic_uuid, version, state, folded, skipped, missed, errors, rate, changed_ms, error"
         " FROM projections ORDER BY name"
@@ -61,12 +61,12 @@ def _row(*values: Any) -> Row:
 
 
 def find(connection: sqlite3.Connection, name: str) -> Row | None:
-    """One of them."""
+    """Return one of them."""
     return next((row for row in rows(connection) if row.name == name), None)
 
 
 def cursors(connection: sqlite3.Connection, name: str) -> dict[int, int]:
-    """The next offset of each partition."""
+    """Return the next offset of each partition."""
     found = connection.execute("SELECT partition, next FROM cursors WHERE projection = ? ORDER BY partition", (name,))
     return dict(found.fetchall())
 
@@ -79,7 +79,7 @@ def enter(
     *,
     retry: bool,
 ) -> Row:
-    """The projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again.
+    """Return the projection as the binder knows it; made known if it is new. `retry`: what stopped it is tried again.
 
     Raises Invalid if it is new, and others fill the binder already that are not among those of this application.
     """
@@ -99,9 +99,9 @@ def _check_alone(connection: sqlite3.Connection, projection: Projection, togethe
     others = {row.name for row in rows(connection)} - {each.name for each in together}
     if others and not projection.unordered:
         raise Invalid(
-            f"binder {projection.binder!r} is filled by {', '.join(sorted(others))}, and projection {projection.name!r}"
-            " does not say that its fold gives the same in any order",
-            hint="was it renamed? then rebuild: headwater views rebuild; or give it a binder of its own",
+            f"binder {projection.binder!r} is filled by {', '.join(sorted(others))}, but projection {projection.name!r}"
+            " is not declared unordered",
+            hint="if it was renamed, rebuild: headwater views rebuild; or give it its own binder",
             code="needs_order",
         )
 
@@ -138,12 +138,12 @@ def check_running(connection: sqlite3.Connection, name: str) -> None:
 
 
 def stopped(row: Row) -> Unavailable:
-    """What is told to whoever waits for a projection that an error has stopped."""
+    """Return the error for callers that wait for a projection that an error has stopped."""
     error = row.error
     what = "" if error is None else f" at offset {error.offset} of partition {error.partition}: {error.error}"
     return Unavailable(
         f"projection {row.name!r} has stopped{what}",
-        hint="mend its fold and restart the application, or: headwater views resume",
+        hint="fix the projection function and restart the application, or run: headwater views resume",
         code="projection_stopped",
     )
 
@@ -152,15 +152,15 @@ def check_order(together: Sequence[Projection], projection: Projection, partitio
     """Raise Invalid if several partitions or topics would change a document, and nothing says that this is right."""
     if len(together) > 1 and not projection.unordered:
         raise Invalid(
-            f"projection {projection.name!r} shares binder {projection.binder!r} with others, and does not say that its"
-            " fold gives the same in any order",
-            hint="say unordered=True if it does, or give it a binder of its own",
+            f"projection {projection.name!r} shares binder {projection.binder!r} with others, but is not declared"
+            " unordered",
+            hint="give unordered=True if the order of events does not matter, or give it its own binder",
             code="needs_order",
         )
     if partitions > 1 and not projection.by_event_key and not projection.unordered:
         raise Invalid(
             f"projection {projection.name!r} has a key of its own, and topic {projection.topic!r} has {partitions}"
-            " partitions: the events of a document have no order",
-            hint="say unordered=True if its fold gives the same in any order, or use the event's key",
+            " partitions, so the events of a document have no order",
+            hint="give unordered=True if the order of events does not matter, or use the event's key",
             code="needs_order",
         )

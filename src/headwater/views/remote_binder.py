@@ -50,12 +50,12 @@ class RemoteBinder:
 
     def __init__(self, transport: Transport, name: str) -> None:
         if not name:
-            raise Invalid("a binder has a name", hint="as in hw.binder('baskets')")
+            raise Invalid("a binder needs a name", hint="as in hw.binder('baskets')")
         self.name = name
         self._transport = transport
 
     def get(self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S) -> Document | None:
-        """A document; None if there is none."""
+        """Return a document; None if there is none."""
         headers = {"Accept": JSON}
 
         def ask(query: Mapping[str, Any]) -> Document | None:
@@ -80,7 +80,7 @@ class RemoteBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> RemoteDocuments:
-        """The documents that match, as they were at one moment."""
+        """Return the documents that match, as they were at one moment."""
         asked = {
             "match": match or {},
             "sort": _sorting(sort),
@@ -102,7 +102,7 @@ class RemoteBinder:
         at_least: AtLeast | None = None,
         timeout: float = READ_TIMEOUT_S,
     ) -> int:
-        """How many documents match."""
+        """Return how many documents match."""
 
         def ask(query: Mapping[str, Any]) -> int:
             found: int = self._query({"match": match or {}, "count": True}, query)["count"]
@@ -111,7 +111,7 @@ class RemoteBinder:
         return _until_passed(ask, at_least, timeout)
 
     def explain(self, match: Mapping[str, Any] | None = None, *, sort: str | Sequence[str] = ()) -> str:
-        """How `find` goes about it, in a line."""
+        """Return how `find` goes about it, in a line."""
         plan: str = self._query({"match": match or {}, "sort": _sorting(sort), "explain": True}, {})["plan"]
         return plan
 
@@ -144,12 +144,12 @@ class _ChangeLines:
         self._lines: deque[bytes] = deque()
 
     def next(self, wait_s: float | None) -> bytes | None:
-        """The next line; None if none came in so many seconds. Raises EOFError at the end, Broken."""
+        """Return the next line; None if none came in so many seconds. Raises EOFError at the end, Broken."""
         if not self._lines:
             pieces = self._stream.more(wait_s)
             if pieces is None:
                 if self._begun:
-                    raise BrokenConnectionError("a line has no end", sent=True)
+                    raise BrokenConnectionError("incomplete line", sent=True)
                 raise EOFError
             *whole, self._begun = b"".join((self._begun, *pieces)).split(b"\n")
             self._lines.extend(whole)
@@ -222,7 +222,7 @@ class RemoteChanges(Iterator[Change]):
                 line = self._lines.next(_wait(deadline_s, heard_s))
             except (BrokenConnectionError, EOFError) as error:
                 if not self._over:
-                    self._begin_again(str(error) or "the server has ended it")
+                    self._begin_again(str(error) or "the server closed the stream")
                     heard_s = time.monotonic()
                 continue
             now_s = time.monotonic()
@@ -233,7 +233,7 @@ class RemoteChanges(Iterator[Change]):
             if line is not None:
                 heard_s = now_s
             elif now_s - heard_s >= SILENT_S:
-                self._begin_again("the server says nothing")
+                self._begin_again("no data from the server")
                 heard_s = now_s
         raise StopIteration
 
@@ -248,7 +248,7 @@ class RemoteChanges(Iterator[Change]):
 
     @property
     def place(self) -> str:
-        """Where to go on after the last change that was given; empty before the server has told it."""
+        """Return where to go on after the last change that was given; empty before the server has told it."""
         return self._after or ""
 
     def stop(self) -> None:
@@ -257,7 +257,7 @@ class RemoteChanges(Iterator[Change]):
         self._lines.cut()
 
     def close(self) -> None:
-        """End it, and let go of the connection; may be called twice."""
+        """End it, and release the connection; may be called twice."""
         self._stopped = True
         self._lines.close()
 

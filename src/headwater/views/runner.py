@@ -21,7 +21,7 @@ LOOK_MAX_S = 0.2  # and between later ones: a look takes the time of a hundred e
 
 
 class Runner:
-    """An application at work in this process. Close it, or use it in a `with` statement, which starts it."""
+    """Runs an application in this process. Close it, or use it in a `with` statement, which starts it."""
 
     def __init__(self, hw: Store, app: App) -> None:
         """Raises Invalid for an application that cannot be run on this log."""
@@ -41,7 +41,7 @@ class Runner:
         for name in {projection.binder for projection in self._app.projections.values()}:
             files.ensure(name)
             files.tidy(name)
-            with contextlib.suppress(Corrupt):  # it is told by whoever fills it, and the others go on
+            with contextlib.suppress(Corrupt):  # its projection reports it, and the others continue
                 for field in self._app.binders[name].indexes:
                     self._hw.binder(name).index(field)
         for part in self._parts:
@@ -58,11 +58,11 @@ class Runner:
         while True:
             before = self._ends()
             waiting = [part for part in self._parts if not part.settled()]
-            if not waiting and before == self._ends():  # nobody has made work for another meanwhile
+            if not waiting and before == self._ends():  # no view has produced events for another meanwhile
                 return
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(part.name for part in waiting))
-                raise Unavailable(f"not everything was handled in {timeout} seconds: {names}", code="view_behind")
+                raise Unavailable(f"not all events were handled within {timeout} seconds: {names}", code="view_behind")
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.2, LOOK_MAX_S)
 

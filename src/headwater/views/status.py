@@ -1,7 +1,7 @@
-"""How projections and functions are: how far they have come, who runs them, and what has gone wrong.
+"""The state of projections and functions: progress, owners and errors.
 
-Everything is read from the files, so that any process can tell; nothing is changed by looking. What cannot be read is
-told in its place, and hides nothing else. Safe from any thread.
+Everything is read from files, so that any process can report it; nothing is changed. An unreadable file is reported
+in its place, and hides nothing else. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATE_S = 5.0  # a rate that is older says nothing about now
 
 
 class _ProjectionRow(NamedTuple):
-    """What a binder's file has of a projection."""
+    """A projection as recorded in a binder's file."""
 
     row: Row
     cursors: dict[int, int]
@@ -32,15 +32,15 @@ class _ProjectionRow(NamedTuple):
 
 
 def views(hw: Store) -> list[ViewInfo]:
-    """All projections, by binder and name, and all functions; empty if there are none.
+    """Return all projections, by binder and name, and all functions; empty if there are none.
 
-    A binder that cannot be read is told as one of state `unreadable`, with its own name and the reason.
+    A binder that cannot be read is listed in state `unreadable`, with its name and the reason.
     """
     return [*projections(hw), *functions(hw)]
 
 
 def functions(hw: Store) -> list[ViewInfo]:
-    """All functions that have run here, by name."""
+    """Return all functions that have run here, by name."""
     try:
         return tally.function_infos(hw)
     except HeadwaterError as error:
@@ -48,7 +48,7 @@ def functions(hw: Store) -> list[ViewInfo]:
 
 
 def projections(hw: Store) -> list[ViewInfo]:
-    """All projections that binders know of."""
+    """Return all projections that binders know of."""
     files, topics = Files.of(hw), _Topics(hw)
     found: list[ViewInfo] = []
     for binder in files.names():
@@ -66,7 +66,7 @@ def projections(hw: Store) -> list[ViewInfo]:
 
 
 def quarantined(hw: Store, projection: str) -> list[ViewError]:
-    """The events that a projection has passed over, by partition and offset; empty if there are none.
+    """Return the events that a projection has passed over, by partition and offset; empty if there are none.
 
     Raises NotFound if no binder knows such a projection.
     """
@@ -107,7 +107,7 @@ class _Topics:
         self._found: dict[str, tuple[TopicBounds | None, dict[tuple[str, int], str]]] = {}
 
     def find(self, name: str) -> tuple[TopicBounds | None, dict[tuple[str, int], str]]:
-        """The topic, and the owners of its partitions by consumer and partition."""
+        """Return the topic, and the owners of its partitions by consumer and partition."""
         if name not in self._found:
             topic, owners = None, {}
             with contextlib.suppress(HeadwaterError):
@@ -119,7 +119,7 @@ class _Topics:
 
 @contextlib.contextmanager
 def _reading(files: Files, binder: str) -> Iterator[sqlite3.Connection]:
-    """A look into a binder's file, at one moment."""
+    """Return a look into a binder's file, at one moment."""
     file = files.current(binder)
     with (
         database.translated(file),
@@ -138,7 +138,7 @@ def _known(connection: sqlite3.Connection) -> list[_ProjectionRow]:
 
 
 def _binders_of(files: Files, projection: str) -> list[str]:
-    """The binders that know a projection. One that cannot be read raises only if no other knows it."""
+    """Return the binders that know a projection. One that cannot be read raises only if no other knows it."""
     found, trouble = [], None
     for binder in files.names():
         try:
@@ -151,7 +151,7 @@ def _binders_of(files: Files, projection: str) -> list[str]:
         if trouble is not None and not isinstance(trouble, NotFound):
             raise trouble
         raise NotFound(
-            f"there is no projection {projection!r}", hint="'headwater views status' lists them", code="no_such_view"
+            f"no such projection: {projection!r}", hint="'headwater views status' lists them", code="no_such_view"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What functions have done, counted: kept in `functions.sqlite`, so that another process can tell.
+"""The counters of functions, kept in `functions.sqlite`, so that another process can read them.
 
 The counts serve people, and nothing depends on them: they are written about once a second, without waiting for the
 disk, and what cannot be written is written later, or lost with the process. Where a function is, its consumer knows.
@@ -107,7 +107,7 @@ class FunctionTally:
 
 
 def function_infos(hw: Store) -> list[ViewInfo]:
-    """All functions that have run here, by name; empty if there are none.
+    """Return all functions that have run here, by name; empty if there are none.
 
     One whose consumer was forgotten is left out.
     """

@@ -1,6 +1,6 @@
 """Waiting for a binder to change, or to be made, or replaced by a rebuilt one: by looking, cheaply and ever less often.
 
-SQLite wakes nobody. A look is one read of a link and of a number in shared memory, some ten microseconds.
+SQLite sends no notification. A poll is one read of a link and of a number in shared memory, some ten microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BinderWatch:
         self._seen = 0
 
     def look(self) -> BinderReader | None:
-        """A connection to the file that is read now; None if there is none. It stays the watch's own."""
+        """Return a connection to the file that is read now; None if there is none. It stays the watch's own."""
         try:
             file = self._pool.file()
         except NotFound:
@@ -58,7 +58,7 @@ class BinderWatch:
         return False
 
     def handed_over(self) -> BinderReader:
-        """The connection of the last look, which is the caller's to give back from now on."""
+        """Return the connection of the last look, which is the caller's to give back from now on."""
         reader, self._reader = self._reader, None
         assert reader is not None
         return reader

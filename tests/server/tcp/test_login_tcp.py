@@ -190,7 +190,10 @@ def serve_in_vain(tmp_path: Path, *options: str) -> str:
 
 def test_a_network_is_not_served_without_authentication(tmp_path: Path) -> None:
     told = serve_in_vain(tmp_path, "--http", "127.0.0.1:0", "--tcp", "0.0.0.0:0")
-    assert re.fullmatch(r"error: 0\.0\.0\.0 can be reached.* — give --auth FILE .*--insecure.*\n", told)
+    assert re.fullmatch(
+        r"error: 0\.0\.0\.0 would listen on the network without authentication — give --auth FILE .*--insecure.*\n",
+        told,
+    )
 
 
 def test_a_port_that_is_taken_is_told_with_a_hint(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def test_bson_comes_back_from_its_extended_form() -> None:
         (b'{"data":1}\n\n{"data":}', "line 3 is not an event"),
         (b'{"data":1,"colour":"red"}', "line 1 is not an event"),
         (b'{"type":"a"}', "line 1 is not an event: there is no data"),
-        (b'{"data":1}\n{"data":"text"}', "several contents: json, text"),
+        (b'{"data":1}\n{"data":"text"}', "different contents: json, text"),
         (b"[1]", "line 1 is not an event"),
         (b'{"data_base64":"x"}', "line 1 is not an event"),
     ],

@@ -1,4 +1,4 @@
-"""The application: from a request to its answer. Routes, rights, parameters, errors.
+"""The HTTP application: turns a request into a response. Routes, rights, parameters, errors.
 
 `protocol` and `asgi` call it; all of it belongs to the loop's thread.
 """
@@ -29,7 +29,7 @@ class HttpApplication:
     """Answers requests from one store."""
 
     def __init__(self, service: Service, *, check_host: bool = False) -> None:
-        """`check_host` refuses a `Host` that could be a web site's: for a server that asks nobody who they are."""
+        """`check_host` refuses a `Host` that could be a web site's: for a server without authentication."""
         self.service = service
         self._router = Router()
         self._check_host = check_host
@@ -39,7 +39,7 @@ class HttpApplication:
     # Everything
 
     async def answer(self, request: Request) -> Response:
-        """The answer to a request, whatever becomes of it."""
+        """Return the answer to a request, whatever becomes of it."""
         begun = perf_counter()
         request.budget = self._budget
         headers = self._cors(request) + (UNCHECKED if self.service.ignored(request.headers) else ())
@@ -53,7 +53,7 @@ class HttpApplication:
         except HeadwaterError as error:
             response = self.failure(error)
         except ConnectionError as error:
-            response = of_status(400, "the client has gone", "disconnected", str(error))
+            response = of_status(400, "the client disconnected", "disconnected", str(error))
         except Exception as error:  # noqa: BLE001  # a bug of ours must not end the server, nor tell its insides
             response = _failed(error)
         finally:
@@ -66,8 +66,8 @@ class HttpApplication:
     async def _answer(self, request: Request) -> Response:
         if not self.host_is_fine(request.headers, request.client):
             raise Denied(
-                f"this server is not {request.headers.get('host', '')!r}",
-                hint="use localhost or its IP address; a name needs authentication",
+                f"the Host {request.headers.get('host', '')!r} is not allowed",
+                hint="use localhost or an IP address; other names need authentication",
                 code="forbidden",
             )
         self._check_origin(request)
@@ -92,7 +92,7 @@ class HttpApplication:
         return await self.service.blocking(access.check, request.headers, request.client)
 
     def failure(self, error: BaseException, headers: Headers = ()) -> Response:
-        """The answer that tells of an error."""
+        """Return the answer that tells of an error."""
         if not isinstance(error, HeadwaterError):
             return _failed(error)
         self.service.metrics.failed(error.code)
@@ -106,7 +106,7 @@ class HttpApplication:
         """An answer could not be sent to its end: it is too late to tell the client why."""
         code = error.code if isinstance(error, HeadwaterError) else "internal"
         self.service.metrics.failed(code)
-        _log.error("an answer broke off: %s", error)
+        _log.error("a response was cut off: %s", error)
 
     def ended(self, request: Request, status: int, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """An answer was sent, or as much of it as the client took."""
@@ -151,7 +151,7 @@ class HttpApplication:
             return
         if origin.partition("://")[2] != request.headers.get("host"):
             raise Denied(
-                f"pages of {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
+                f"pages from {origin} may not call this server", hint=f"allow them: --cors {origin}", code="forbidden"
             )
 
     def _check_site(self, request: Request, route: Route) -> None:
@@ -166,13 +166,13 @@ class HttpApplication:
         if route.right.needed is None and all(request.headers.get(name) == value for name, value in LINK):
             return
         raise Denied(
-            f"pages of other origins may not call this server (Sec-Fetch-Site: {site[:40]})",
-            hint="allow them: --cors ORIGIN, and call with CORS; or open the address yourself",
+            f"pages from other origins may not call this server (Sec-Fetch-Site: {site[:40]})",
+            hint="allow them with --cors ORIGIN and use CORS requests; or open the address directly",
             code="forbidden",
         )
 
     def host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
-        """Whether the name that was asked for is ours; remembered for the connection."""
+        """Return whether the name that was asked for is ours; remembered for the connection."""
         if not self._check_host:
             return True
         host = headers.get("host", "")
@@ -186,7 +186,7 @@ class HttpApplication:
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a `Host` header names this machine as nobody else's name server could."""
+    """Return whether a `Host` header names this machine in a way that no foreign name server could."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     if name in ("", "localhost") or name.endswith(".localhost"):
@@ -201,5 +201,5 @@ def is_own_name(host: str) -> bool:
 def _failed(error: BaseException) -> Response:
     _log.error("a request failed", exc_info=error)
     if isinstance(error, MemoryError):
-        return response_of(out_of_memory("the server cannot answer"))
-    return of_status(500, "the server failed", "internal", "its log tells more")
+        return response_of(out_of_memory("the server cannot respond"))
+    return of_status(500, "the server failed", "internal", "see the server's log")

@@ -58,7 +58,9 @@ async def append(service: Service, request: Request) -> Response:  # noqa: PLR09
     media = request.media_type
     if "content-encoding" in request.headers:
         raise Invalid(
-            "the body is compressed", hint="send it as it is; a topic can compress it", code="unsupported_media_type"
+            "the body is compressed",
+            hint="send it uncompressed; a topic can compress its data",
+            code="unsupported_media_type",
         )
     said: Any = request.query.choice("content", CONTENTS)
     if said is not None:
@@ -111,7 +113,7 @@ async def _arrow(service: Service, request: Request, options: dict[str, Any]) ->
         parts = sent.parts()
         if len(parts) > 1 and not options.keys().isdisjoint(("producer", "expected_version")):
             raise Invalid(
-                f"the rows need {len(parts)} batches, and a producer or an expected version holds for one",
+                f"the rows need {len(parts)} batches, but a producer or an expected version applies to one",
                 hint="send fewer rows at once",
                 code="bad_parameter",
             )
@@ -160,7 +162,7 @@ async def append_parsed(service: Service, topic: str, parsed: ParsedEvents, opti
 
 
 def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits) -> dict[int, Column | None]:
-    """The columns of events, with the type, key and meta that the request names for those that have none."""
+    """Return the columns of events, with the type, key and meta that the request names for those that have none."""
     columns = dict(parsed.columns)
     for kind, value in ((TYPE, options.get("type", "").encode()), (KEY, options.get("key"))):
         if value and columns.get(kind) is None:
@@ -172,7 +174,7 @@ def _with_options(parsed: ParsedEvents, options: dict[str, Any], limits: Limits)
 
 
 async def _nothing(service: Service, topic: str, options: dict[str, Any]) -> Response:
-    """The answer to a body without events."""
+    """Return the answer to a body without events."""
     await service.blocking(service.store.describe, topic)  # NotFound, if there is none
     return json({"count": 0, "durability": options.get("durability", "fsync"), "runs": []})
 
@@ -248,13 +250,13 @@ async def _huge(service: Service, request: Request, content: Content, options: d
 
 
 def _appended(service: Service, request: Request, log: Log, rows: Rows, size: int) -> Response:
-    """The answer to one event that was written to a file of its own."""
+    """Return the answer to one event that was written to a file of its own."""
     service.metrics.appended(request.name, 1, size)
     return Response(200, (("content-type", JSON), *place_of(log, rows)), b"%d" % rows.offset)
 
 
 def told(refs: Refs, group: list[PendingAppend]) -> dict[str, Any]:
-    """Where several events are, as JSON has it."""
+    """Return where several events are, as JSON has it."""
     runs: list[dict[str, Any]] = [
         {"partition": run.partition, "offset": run.offset, "count": run.count, "id": id_text(run.ticks, run.node)}
         for run in refs.runs
@@ -281,7 +283,7 @@ def options_of(request: Request) -> dict[str, Any]:
 
 
 def place_of(log: Log, rows: Rows) -> tuple[tuple[str, str], ...]:
-    """The headers that tell where an event is."""
+    """Return the headers that tell where an event is."""
     return (
         ("headwater-partition", str(log.place.partition)),
         ("headwater-id", id_text(rows.ticks, log.node)),
@@ -303,7 +305,7 @@ def _producer(request: Request) -> tuple[str, int, int] | None:
         return None
     if id is None or seq is None or not seq.isdigit() or not (epoch or "0").isdigit() or len(seq) > 19:
         raise Invalid(
-            "a producer has Headwater-Producer, Headwater-Seq and, unless it is 0, Headwater-Epoch",
+            "a producer needs Headwater-Producer, Headwater-Seq and, unless it is 0, Headwater-Epoch",
             hint="an id and two numbers",
             code="bad_parameter",
         )
@@ -312,4 +314,4 @@ def _producer(request: Request) -> tuple[str, int, int] | None:
 
 def _too_large(service: Service) -> TooLarge:
     most = service.limits.item_bytes_max
-    return TooLarge(f"an item may have {most} bytes", limit="item_bytes_max", maximum=most)
+    return TooLarge(f"an item may have at most {most} bytes", limit="item_bytes_max", maximum=most)

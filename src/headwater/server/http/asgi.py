@@ -1,10 +1,10 @@
-"""The same application as plain ASGI, to be mounted in somebody's Starlette or FastAPI, or run by uvicorn.
+"""The HTTP application as plain ASGI, to be mounted in Starlette or FastAPI, or run by uvicorn.
 
     app = headwater.asgi("data")
     Starlette(routes=[Mount("/log", app)], lifespan=app.lifespan)
 
-The log is opened with the first request, or by the `lifespan` of whoever runs it, and closed by that or by `close`.
-Who may ask is up to the application around it, unless `access` is given.
+The log is opened by the first request or by the `lifespan` of the ASGI server, and closed by that or by `close`.
+Authentication is up to the surrounding application, unless `access` is given.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SAFE = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")
 def asgi(
     address: str | os.PathLike[str], *, access: Access | None = None, settings: ServerSettings | None = None
 ) -> Asgi:
-    """A log directory as an ASGI application, to be mounted or run. It is opened with its first request.
+    """Return a log directory as an ASGI application, to be mounted or run. It is opened with its first request.
 
-    Whoever mounts it says who may ask, unless `access` does: without it, everyone may do everything.
+    Authentication is up to the surrounding application, unless `access` is given: without both, everything is allowed.
     """
     return Asgi(Path(address), access=access or OpenAccess(), settings=settings or ServerSettings())
 
@@ -147,12 +147,12 @@ class _Body:
         self._whole = False
 
     async def receive(self) -> bytes:
-        """The next piece; b"" at the end."""
+        """Return the next piece; b"" at the end."""
         while not self._whole:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self._whole = True
-                raise ConnectionResetError("the client has gone")
+                raise ConnectionResetError("the client disconnected")
             self._whole = not message.get("more_body", False)
             if piece := message.get("body", b""):
                 return bytes(piece)
@@ -165,7 +165,7 @@ class _Body:
 
 
 class _SendQueue:
-    """A sink between a stream, which writes when it likes, and `send`, which takes its time. Holds a bounded amount."""
+    """A bounded queue between a stream, which writes at any time, and `send`, which may block."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -191,7 +191,7 @@ class _SendQueue:
         self._news.set()
 
     async def take(self) -> bytes:
-        """All that is there; b"" at the end."""
+        """Return all that is there; b"" at the end."""
         while not self._pieces:
             if self._ended:
                 return b""
@@ -229,7 +229,7 @@ async def _send_all(pieces: AsyncIterator[bytes], send: Send) -> None:
 
 
 def _request(scope: Scope, body: _Body, cache: dict[Any, Any]) -> Request:
-    """The request; `cache` is shared by all, because ASGI does not tell of connections."""
+    """Return the request; `cache` is shared by all, because ASGI does not tell of connections."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -249,7 +249,7 @@ def _request(scope: Scope, body: _Body, cache: dict[Any, Any]) -> Request:
 
 
 def _path(scope: Scope) -> bytes:
-    """The path below where we are mounted, still percent-encoded where the server around tells it so."""
+    """Return the path below where we are mounted, still percent-encoded where the server around tells it so."""
     root = scope.get("root_path", "").encode()
     raw = scope.get("raw_path")
     path: bytes = raw.partition(b"?")[0] if raw else scope["path"].encode()

@@ -56,7 +56,7 @@ async def follow(service: Service, topic: str, start: Positions, filters: dict[s
 
 
 async def prepare(service: Service, request: Request, options: dict[str, Any]) -> list[PendingAppend]:
-    """The appends of a request with batches, of which there is one: all of it or nothing, in each partition."""
+    """Return the appends of a request with batches, of which there is one: all of it or nothing, in each partition."""
     body = await request.body(service.limits.body_bytes_max)
 
     def decode() -> list[PendingAppend]:

@@ -1,7 +1,7 @@
 """Binders over HTTP: their documents, one by one, found and counted, and live (docs/HTTP.md, "Binders").
 
-Nobody who waits holds a thread: a request that waits for a projection asks again and again, and those that follow a
-binder share one look at it (server/changes.py).
+Waiting holds no thread: a request that waits for a projection polls, and the followers of a binder share one poll
+(server/changes.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class DocumentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `POST /binders/{binder}/query` asks for: documents, how many there are, or how they would be found."""
+    """The body of `POST /binders/{binder}/query`: find documents, count them, or explain the query plan."""
 
     match: dict[str, Any] = {}
     sort: str | list[str] = []
@@ -54,13 +54,13 @@ class DocumentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The field that is to have an index."""
+    """The field to index."""
 
     field: str
 
 
 class ChangeFormat(NamedTuple):
-    """How changes are written: what comes first, each change, a sign of life, and the end by an error."""
+    """Encodes a stream of changes: its start, each change, heartbeats, and the error that ends it."""
 
     media: str
     opening: Callable[[str], bytes]
@@ -93,7 +93,7 @@ async def describe(service: Service, request: Request) -> Response:
 
 
 async def get(service: Service, request: Request) -> Response:
-    """A document."""
+    """Return a document."""
     binder, id = service.views.binder(request.name), request.path[2]
     found = await _waiting(service, request.query, partial(binder.get, id))
     if found is None:
@@ -104,7 +104,7 @@ async def get(service: Service, request: Request) -> Response:
 
 
 async def query(service: Service, request: Request) -> Response:
-    """The documents that match, as they were at one moment; or only how many, or how they would be found."""
+    """Return the documents that match, as they were at one moment; or only how many, or how they would be found."""
     format = chosen(request, (ARRAY, LINES))
     asked = decoded(_decode_asked, await request.body(service.limits.query_bytes_max) or b"{}")
     binder = service.views.binder(request.name)
@@ -155,7 +155,7 @@ async def _waiting(service: Service, query: QueryParameters, ask: Callable[..., 
 
 
 def at_least_of(query: QueryParameters) -> AtLeast | None:
-    """What projections must have passed: an offset, or `topic:partition:offset`, apart by commas, topics %-encoded."""
+    """Parse `at_least`: an offset, or comma-separated `topic:partition:offset` with percent-encoded topics."""
     said = query.text("at_least")
     if said is None:
         return None
@@ -163,15 +163,15 @@ def at_least_of(query: QueryParameters) -> AtLeast | None:
         return int(said)
     places = said.split(",")
     if len(places) > PARTITIONS_MAX:
-        raise Invalid(f"there are {len(places)} places to be passed", code="bad_parameter")
+        raise Invalid(f"at_least has {len(places)} places, which is too many", code="bad_parameter")
     return [_ref(place) for place in places]
 
 
 def _ref(place: str) -> Ref:
     topic, *numbers = place.rsplit(":", 2)
     if len(numbers) != 2 or not all(each.isascii() and each.isdigit() and len(each) < 19 for each in numbers):
-        hint = "write topic:partition:offset, or for a topic with one partition an offset"
-        raise Invalid(f"{place[:40]!r} is no place in a topic", hint=hint, code="bad_parameter")
+        hint = "for a topic with one partition, an offset is enough"
+        raise Invalid(f"{place[:40]!r} is not topic:partition:offset", hint=hint, code="bad_parameter")
     return Ref(unquote(topic), int(numbers[0]), int(numbers[1]), 0, 0, "fsync")
 
 
@@ -181,7 +181,7 @@ def _ref(place: str) -> Ref:
 def _begun(
     find: Callable[..., Iterator[Document]], *, array: bool, **options: Any
 ) -> tuple[Generator[bytes, None, None], bytes]:
-    """The encoded documents, and their first piece: what is wrong with the question is raised here."""
+    """Return the encoded documents, and their first piece: what is wrong with the question is raised here."""
     pieces = _encoded(find(**options), array=array)
     return pieces, next(pieces, b"")
 
@@ -204,7 +204,7 @@ def _encoded(found: Iterator[Document], *, array: bool) -> Generator[bytes, None
 
 
 async def _pumped(service: Service, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
-    """The pieces, one at a time, as fast as the client takes them; what they hold is let go of when it leaves."""
+    """Yield the pieces, one at a time, as fast as the client takes them; releases their resources when it leaves."""
 
     def close() -> None:
         with contextlib.suppress(ValueError):  # it is at work in another thread, which is the last to know it then
@@ -255,7 +255,7 @@ def _failure(error: HeadwaterError) -> bytes:
 
 
 def _opening(place: str) -> bytes:
-    """Where the stream begins: who comes back before the first change goes on from there."""
+    """Return the start of the stream: a client that reconnects before the first change resumes there."""
     return wire.retry(sse.RETRY_MS) + b"id: %b\n" % place.encode() + wire.told("headwater.begin", {"place": place})
 
 

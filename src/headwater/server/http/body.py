@@ -1,4 +1,4 @@
-"""The body of a request between the connection, which receives it, and the handler, which takes it when it likes."""
+"""Buffers the body of a request between the connection that receives it and the handler that reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Body:
         self.waiter: asyncio.Future[None] | None = None
 
     async def receive(self) -> bytes:
-        """The next piece; b"" at the end."""
+        """Return the next piece; b"" at the end."""
         while not self.pieces:
             if self.failure is not None:
                 raise self.failure

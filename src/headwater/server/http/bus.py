@@ -19,9 +19,9 @@ async def publish(service: Service, request: Request) -> Response:
     """Append an event; answered with its id when it is durable."""
     type = request.query.text("type")
     if not type:
-        raise Invalid("the parameter 'type' is missing", hint="say what happened: ?type=placed", code="bad_parameter")
+        raise Invalid("the parameter 'type' is missing", hint="add it, as in ?type=placed", code="bad_parameter")
     if not _LINE_ENDS.isdisjoint(type):
-        raise Invalid("a type on the bus is one line", code="bad_parameter")
+        raise Invalid("a type on the bus must be a single line", code="bad_parameter")
     data = await request.body(service.backend.limits.data_bytes_max)
     try:
         ref = await _append(service, type, data)
@@ -37,7 +37,7 @@ async def publish(service: Service, request: Request) -> Response:
 
 
 async def follow(service: Service, request: Request) -> Response:
-    """The events after the last that the client had, or from the oldest on, then those that come.
+    """Return the events after the last that the client had, or from the oldest on, then those that come.
 
     Before the first event there is no bus; a GET makes none, but waits for it.
     """

@@ -32,7 +32,7 @@ Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class Seek(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a consumer is to go on."""
+    """The new position of a consumer."""
 
     at: int | str
     partition: Number | None = None
@@ -47,7 +47,7 @@ class AckRange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client says of the events that its member was handed; that it lives; and with `leave`, that it goes."""
+    """Acknowledgements and failures of events delivered to a member; renews its lease, and with `leave` ends it."""
 
     member: str
     acks: list[AckRange] = []
@@ -60,7 +60,7 @@ class Acks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AckResult(msgspec.Struct, frozen=True):
-    """The answer: of each failure whether the event was set aside; new cursors; what the member has done and holds."""
+    """The response: for each failure whether the event was dead-lettered; new cursors; the state of the member."""
 
     aside: list[bool]
     state: MemberState
@@ -73,7 +73,7 @@ _decode_match = msgspec.json.Decoder(dict[str, object]).decode
 
 
 async def list_consumers(service: Service, request: Request) -> Response:
-    """Where each consumer is, of the topics that the user may read."""
+    """Return where each consumer is, of the topics that the user may read."""
     topic = request.query.text("topic")
     found = await service.blocking(service.store.consumers, topic)
     return json([msgspec.to_builtins(each) for each in found if request.user.may("read", each.topic)])
@@ -163,14 +163,14 @@ def _match(query: QueryParameters) -> dict[str, object] | None:
 def _formats(request: Request) -> Formats:
     wanted = [each.partition(";")[0].strip() for each in request.headers.get("accept", "*/*").split(",")]
     if {NDJSON, "*/*", "application/*"}.isdisjoint(wanted):
-        raise Invalid("a member's events come as lines", hint=f"accept {NDJSON}", code="not_acceptable")
+        raise Invalid("a member's events are only available as lines", hint=f"accept {NDJSON}", code="not_acceptable")
     return LINES
 
 
 def _lines(events: Sequence[Event], in_memory: int) -> Iterator[bytes]:
     for huge, some in groupby(events, lambda event: event.data is None):
         for event in some if huge else ():
-            if event.size > in_memory:  # it is told with its size; whoever handles it reads the data from the topic
+            if event.size > in_memory:  # it is sent with its size only; the client reads the data from the topic
                 yield jsonl.encode(event) + b"\n"
             else:
                 yield from slices(("member", event.node, event.ticks), partial(_huge_line, event))

@@ -1,4 +1,4 @@
-"""Errors as answers: a status by what the caller should do, and the whole error as JSON (docs/HTTP.md, "Errors")."""
+"""Errors as responses: a status for what the caller should do, and the error as JSON (docs/HTTP.md, "Errors")."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def status_of(error: HeadwaterError) -> int:
-    """The status that tells the caller what to do."""
+    """Return the status that tells the caller what to do."""
     found = STATUS_BY_CODE.get(error.code)
     if found is not None:
         return found
@@ -59,22 +59,22 @@ def status_of(error: HeadwaterError) -> int:
 
 
 def kind_of(error: HeadwaterError) -> str:
-    """The name of its class, of those that clients know."""
+    """Return the name of its class, of those that clients know."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "headwater.errors"), "Error")
 
 
 def response_of(error: HeadwaterError, headers: Headers = ()) -> Response:
-    """The answer to a request that failed."""
+    """Return the answer to a request that failed."""
     return _response(status_of(error), kind_of(error), error.code, error.message, error.hint, error.facts, headers)
 
 
 def error_line(error: HeadwaterError) -> bytes:
-    """The last line of an answer of lines that cannot go on."""
+    """Return the last line of an answer of lines that cannot go on."""
     return b'{"error":' + whole(response_of(error)) + b"}\n"
 
 
 def of_status(status: int, message: str, code: str, hint: str, headers: Headers = ()) -> Response:
-    """The answer to what is wrong with the HTTP itself."""
+    """Return the answer to what is wrong with the HTTP itself."""
     kind = "Unavailable" if status == 503 else "Error" if status == 500 else "Invalid"
     return _response(status, kind, code, message, hint, {}, headers)
 

@@ -1,4 +1,4 @@
-"""The head of an answer: its status line and its headers, as bytes."""
+"""Encodes the head of a response: its status line and headers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # noth
 def head(
     response: Response, *, length: int | None, close: bool, chunked: bool = True, keep_alive: bool = False
 ) -> bytes:
-    """The status line and the headers of an answer; `keep_alive` says what clients of HTTP/1.0 must be told."""
+    """Return the status line and the headers of an answer; `keep_alive` says what clients of HTTP/1.0 must be told."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"Status")), SAFE]
     lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
     if length is not None:

@@ -1,4 +1,4 @@
-"""Requests and responses, as handlers see them: the same from the protocol of our own and from ASGI.
+"""Requests and responses as handlers see them, both from the HTTP protocol of this server and from ASGI.
 
 A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by
 piece with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class QueryParameters:
-    """The parameters of a request. Each getter takes a default for what is absent, and raises Invalid for nonsense."""
+    """The parameters of a request. Each getter takes a default, and raises Invalid for a bad value."""
 
     def __init__(self, raw: bytes) -> None:
         self._values: dict[str, bytes] = {}
@@ -31,7 +31,7 @@ class QueryParameters:
             name, _, value = pair.replace(b"+", b" ").partition(b"=")
             decoded = unquote_to_bytes(name).decode(errors="replace")
             if decoded in self._values:
-                raise Invalid(f"the parameter {decoded!r} is given twice", code="bad_parameter")
+                raise Invalid(f"duplicate parameter {decoded!r}", code="bad_parameter")
             if decoded:
                 self._values[decoded] = unquote_to_bytes(value)
 
@@ -40,8 +40,8 @@ class QueryParameters:
         for name in self._values:
             if name not in names:
                 raise Invalid(
-                    f"there is no parameter {name!r} here",
-                    hint=f"there are {', '.join(names)}" if names else "there are none",
+                    f"unknown parameter {name!r}",
+                    hint=f"known parameters: {', '.join(names)}" if names else "there are none here",
                     code="bad_parameter",
                 )
         return self
@@ -50,7 +50,7 @@ class QueryParameters:
         return name in self._values
 
     def data(self, name: str) -> bytes | None:
-        """The bytes of a parameter, which need not be text; None if it is absent."""
+        """Return the bytes of a parameter, which need not be text; None if it is absent."""
         return self._values.get(name)
 
     def text(self, name: str, default: str | None = None) -> str | None:
@@ -63,19 +63,19 @@ class QueryParameters:
             raise Invalid(f"the parameter {name!r} is not UTF-8", code="bad_parameter") from error
 
     def number(self, name: str, default: int | None = None, *, most: int = (1 << 63) - 1) -> int | None:
-        """A number that is not negative."""
+        """Return a number that is not negative."""
         value = self._values.get(name)
         if value is None:
             return default
         if not value.isdigit() or len(value) > 19 or int(value) > most:
             raise Invalid(
-                f"the parameter {name!r} is no number from 0 to {most}: {value[:40].decode(errors='replace')!r}",
+                f"the parameter {name!r} is not a number from 0 to {most}: {value[:40].decode(errors='replace')!r}",
                 code="bad_parameter",
             )
         return int(value)
 
     def seconds(self, name: str) -> float | None:
-        """A number of seconds; None if it is absent."""
+        """Return a number of seconds; None if it is absent."""
         said = self.text(name)
         if said is None:
             return None
@@ -84,7 +84,7 @@ class QueryParameters:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds < 1e9:
-            raise Invalid(f"the parameter {name!r} is no number of seconds", code="bad_parameter")
+            raise Invalid(f"the parameter {name!r} is not a number of seconds", code="bad_parameter")
         return seconds
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -92,18 +92,18 @@ class QueryParameters:
         if value is None:
             return default
         if value not in (b"true", b"false"):
-            raise Invalid(f"the parameter {name!r} is 'true' or 'false'", code="bad_parameter")
+            raise Invalid(f"the parameter {name!r} must be 'true' or 'false'", code="bad_parameter")
         return value == b"true"
 
     def choice(self, name: str, of: Iterable[str], default: str | None = None) -> str | None:
         value = self.text(name, default)
         if value is not None and name in self._values and value not in of:
-            raise Invalid(f"the parameter {name!r} is one of {', '.join(of)}", code="bad_parameter")
+            raise Invalid(f"the parameter {name!r} must be one of {', '.join(of)}", code="bad_parameter")
         return value
 
 
 class Budget:
-    """How much of all requests may be held in memory at once."""
+    """Limits the memory that all requests together may use."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held = 0
@@ -117,7 +117,7 @@ class Budget:
     def check(self, size: int) -> None:
         """Raise Unavailable if so much more would be too much."""
         if self.held + size > self._bytes_max:
-            raise Unavailable("too many requests are held in memory", hint="try again soon", code="overloaded")
+            raise Unavailable("too many requests are in memory", hint="try again soon", code="overloaded")
 
     def count(self, change: int) -> None:
         """Hold so much more, or less, of what is small, or was checked."""
@@ -125,7 +125,7 @@ class Budget:
 
     @property
     def scarce(self) -> bool:
-        """Whether half of it is taken: then connections are read only as far as they must be."""
+        """Return whether half of it is taken: then connections are read only as far as they must be."""
         return self.held * 2 > self._bytes_max
 
     def give_back(self, size: int) -> None:
@@ -136,7 +136,7 @@ UNBOUNDED = Budget(1 << 62)
 
 
 class Request:
-    """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` tells who asks."""
+    """One request. `headers` have lower-case names; `path` is its parts, percent-decoded; `client` is its sender."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The first name in the path: of a topic, or of a consumer."""
+        """Return the first name in the path: of a topic, or of a consumer."""
         return self.path[1]
 
     @property
@@ -178,22 +178,22 @@ class Request:
 
     @property
     def length(self) -> int | None:
-        """The length of the body, if the request says it."""
+        """Return the length of the body, if the request says it."""
         said = self.headers.get("content-length")
         return int(said) if said is not None and said.isdigit() else None
 
     @property
     def media_type(self) -> str:
-        """The `Content-Type` without its parameters, in lower case; empty if there is none."""
+        """Return the `Content-Type` without its parameters, in lower case; empty if there is none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body in pieces as it arrives; the client is slowed down while none is taken."""
+        """Yield the body in pieces as it arrives; the client is slowed down while none is taken."""
         while piece := await self._receive():
             yield piece
 
     async def body(self, bytes_max: int) -> bytes:
-        """The whole body; raises TooLarge, before it is read where its length was said."""
+        """Return the whole body; raises TooLarge, before it is read where its length was said."""
         if (self.length or 0) > bytes_max:
             raise _body_too_large(self.length or 0, bytes_max)
         self._hold(self.length or 0)  # before it is asked for, so that it need not be sent in vain
@@ -213,7 +213,7 @@ class Request:
 
 
 class Client:
-    """Who is at the other end of a connection. `certificate` is the subject of a client certificate, verified."""
+    """The peer of a connection. `certificate` is the subject of its verified client certificate."""
 
     __slots__ = ("address", "cache", "certificate", "secure")
 
@@ -249,12 +249,12 @@ class BodyStream(Protocol):
         ...
 
     def close(self) -> None:
-        """The client has gone, or the server stops: let go of everything."""
+        """Release everything: the client disconnected, or the server stops."""
         ...
 
 
 class Response:
-    """An answer. An iterator or a stream is sent as it comes, and closed when the client leaves."""
+    """A response. An iterator or a stream is sent as it produces data, and closed when the client disconnects."""
 
     __slots__ = ("body", "headers", "status", "waits")
 
@@ -274,17 +274,17 @@ class Response:
 
 
 def whole(response: Response) -> bytes:
-    """The body of an answer that is in memory."""
+    """Return the body of an answer that is in memory."""
     assert isinstance(response.body, bytes)
     return response.body
 
 
 def json(value: Any, status: int = 200, headers: Headers = ()) -> Response:
-    """An answer in JSON."""
+    """Return an answer in JSON."""
     return Response(status, (("content-type", JSON), *headers), _encode(value))
 
 
 def _body_too_large(size: int, most: int) -> TooLarge:
     return TooLarge(
-        f"the body has {size} bytes or more, and may have {most}", limit="body_bytes_max", maximum=most, size=size
+        f"the body has at least {size} bytes; the limit is {most}", limit="body_bytes_max", maximum=most, size=size
     )

@@ -1,4 +1,4 @@
-"""The OpenAPI document of what is served: made from the table of routes, and from what this module tells of each.
+"""Builds the OpenAPI document from the table of routes and the operations described in this module.
 
 Parameters come from the routes, schemas from the types that are encoded and decoded. The rest of docs/HTTP.md is in
 `OPERATIONS`: what a body may be, and what the answers are. A test compares the two tables, and asks the server.
@@ -38,21 +38,21 @@ BYTES: Schema = {"type": "string", "format": "binary"}
 
 ERRORS = {
     400: "Invalid: change the request.",
-    401: "Say who you are.",
+    401: "Credentials are missing or invalid.",
     403: "Not allowed.",
     404: "Not found.",
-    406: "What is accepted cannot be given.",
+    406: "No format in Accept is available.",
     408: "The request took too long to arrive.",
-    409: "Somebody else was first, or has taken over.",
-    410: "What retention has deleted; the facts have the oldest.",
-    413: "Above a limit, which the facts name.",
-    415: "The Content-Type is not understood.",
-    417: "This cannot be expected.",
+    409: "A conflict: another writer was first, or has taken over.",
+    410: "Deleted by retention; the facts name the oldest offset.",
+    413: "Above a limit that the facts name.",
+    415: "Unsupported Content-Type.",
+    417: "Unsupported Expect header.",
     429: "Too many wrong passwords.",
     431: "The headers are too large.",
     500: "Damage on the disk, or a bug.",
-    501: "This installation cannot do it.",
-    503: "It cannot be done now: try again.",
+    501: "Not supported by this installation.",
+    503: "Temporarily unavailable: try again.",
 }
 ANY = (400, 408, 417, 431, 500, 503)  # what every request may be answered with,
 FOREIGN = (403,)  # also where it is a browser's, of another site,
@@ -63,7 +63,7 @@ ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
 
 class Operation(NamedTuple):
-    """What a route does. `errors` are those besides what any request may be answered with."""
+    """Describes a route. `errors` are the statuses besides those that any request may return."""
 
     summary: str
     answer: Content
@@ -124,28 +124,28 @@ _ITEMS_OUT: Content = {
 }
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("GET", "/topics"): Operation("The names of the topics.", _json(_list(TEXT))),
+    ("GET", "/topics"): Operation("List the names of the topics.", _json(_list(TEXT))),
     ("PUT", "/topic/{name}"): Operation(
-        "Make a topic: true if it is new, false if it was there.", _json({"type": "boolean"}), (413, 501)
+        "Create a topic: true if it is new, false if it existed.", _json({"type": "boolean"}), (413, 501)
     ),
-    ("GET", "/topic/{name}"): Operation("What a topic is and holds.", _json(TopicInfo), (404, 413)),
+    ("GET", "/topic/{name}"): Operation("Return a topic's settings and size.", _json(TopicInfo), (404, 413)),
     ("DELETE", "/topic/{name}"): Operation("Delete a topic and all its events.", TRUE, (404, 413)),
     ("GET", "/topic/{name}/version"): Operation(
-        "The offset of a key's last event, or null.", _json({"oneOf": [NUMBER, {"type": "null"}]}), (404, 413)
+        "Return the offset of a key's last event, or null.", _json({"oneOf": [NUMBER, {"type": "null"}]}), (404, 413)
     ),
-    ("POST", "/topic/{name}/sync"): Operation("Make durable what was appended before.", TRUE, (404, 413)),
+    ("POST", "/topic/{name}/sync"): Operation("Make all earlier appends durable.", TRUE, (404, 413)),
     ("POST", "/topic/{name}/retain"): Operation(
-        "Delete the oldest segments, and change what is kept.",
+        "Change the retention policy and delete segments that it no longer keeps.",
         _json(list[DeletedSegment]),
         (404, 413),
         _json(Retain),
         body_required=False,
     ),
     ("POST", "/topic/{name}/replay"): Operation(
-        "Append again what consumers have set aside; tells how many events.", _json(NUMBER), (404, 409, 413)
+        "Append dead-lettered events to the topic again; returns their number.", _json(NUMBER), (404, 409, 413)
     ),
     ("POST", "/topic/{name}/items"): Operation(
-        "Append what the body holds, whatever its Content-Type: one event, or those of a format for several.",
+        "Append the body: one event of any Content-Type, or several in a format for many.",
         _APPENDED,
         (404, 409, 413, 415, 501),
         _ITEMS_IN,
@@ -153,20 +153,24 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body_required=False,
     ),
     ("GET", "/topic/{name}/items"): Operation(
-        "Read, in the format that is accepted; live with wait_for_more.", _ITEMS_OUT, (404, 406, 410, 413, 501)
+        "Read events in a format named by Accept; with wait_for_more, as a live stream.",
+        _ITEMS_OUT,
+        (404, 406, 410, 413, 501),
     ),
     ("GET", "/topic/{name}/splits"): Operation(
-        "Parts of a topic for different workers to read, up to what is durable.", _json(list[Split]), (404, 410, 413)
+        "Split the durable part of a topic into ranges that workers can read in parallel.",
+        _json(list[Split]),
+        (404, 410, 413),
     ),
     ("GET", "/topic/{name}/producers"): Operation(
-        "What is remembered of the producers of a partition, for a replica.",
+        "Return the producer state of a partition, for a replica.",
         {"application/octet-stream": BYTES},
         (404, 413),
         headers=(("headwater-from", NUMBER),),
     ),
-    ("GET", "/replication/topics"): Operation("The topics, for a replica.", _json(list[TopicState])),
+    ("GET", "/replication/topics"): Operation("List the topics, for a replica.", _json(list[TopicState])),
     ("POST", "/replication/batches"): Operation(
-        "The batches that follow in some logs, for a replica.",
+        "Return the next batches of several logs, for a replica.",
         {replication.MEDIA_TYPE: BYTES},
         (413, 415),
         _json(replication.ReplicationRequest),
@@ -178,66 +182,70 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {"text/plain": TEXT, "application/json": {}},
         body_required=False,
     ),
-    ("GET", "/api/events"): Operation("The bus, live, as server-sent events.", {SSE: TEXT}, (406, 413)),
+    ("GET", "/api/events"): Operation("Stream the bus as server-sent events.", {SSE: TEXT}, (406, 413)),
     ("POST", "/transaction"): Operation(
-        "Append to several topics, and ack: all or nothing.",
+        "Append to several topics and acknowledge events, atomically.",
         _json(CommitAnswer),
         (404, 409, 413, 501),
         _json(TransactionRequest),
     ),
     ("GET", "/consumers"): Operation(
-        "Where each consumer is, and who reads there.", _json(list[ConsumerInfo]), (404, 413)
+        "List the consumers with their cursors and members.", _json(list[ConsumerInfo]), (404, 413)
     ),
     ("POST", "/consumer/{name}/{topic}/seek"): Operation(
-        "Move a consumer; tells its new cursors.",
+        "Move a consumer; returns its new cursors.",
         _json({"type": "object", "additionalProperties": NUMBER}),
         (404, 410, 413),
         _json(Seek),
     ),
     ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
     ("POST", "/consumer/{name}/{topic}/items"): Operation(
-        "Join a consumer, and stream what its new member gets, until the connection ends.",
+        "Join a consumer, and stream the new member's events until the connection ends.",
         {NDJSON: BYTES},
         (404, 406, 410, 413, 501),
         headers=(("Headwater-Member", TEXT), ("Headwater-Owner", TEXT), ("Headwater-Lease", NUMBER)),
     ),
     ("POST", "/consumer/{name}/{topic}/acks"): Operation(
-        "Ack and fail events that a member was given, or only say that its client lives.",
+        "Acknowledge or fail events delivered to a member, or renew its lease.",
         _json(AckResult),
         (404, 409, 410, 413),
         _json(Acks),
     ),
-    ("GET", "/binders"): Operation("The binders, and what they hold.", _json(list[BinderInfo])),
-    ("GET", "/binders/{binder}"): Operation("What a binder holds, and what fills it.", _json(BinderInfo), (404, 413)),
+    ("GET", "/binders"): Operation("List the binders.", _json(list[BinderInfo])),
+    ("GET", "/binders/{binder}"): Operation(
+        "Return a binder's contents and the projections that fill it.", _json(BinderInfo), (404, 413)
+    ),
     ("GET", "/binders/{binder}/{id}"): Operation("A document.", _json(Document), (404, 413)),
     ("POST", "/binders/{binder}/query"): Operation(
-        "Find documents; or count them, or tell how they would be found.",
+        "Find documents, count them, or explain the query plan.",
         {"application/json": {"oneOf": [_list(_ref("Document")), _COUNTED, _EXPLAINED]}, NDJSON: BYTES},
         (404, 406, 413, 501),
         _json(DocumentQuery),
         body_required=False,
     ),
     ("GET", "/binders/{binder}/changes"): Operation(
-        "The changes of documents, as they come. As JSON only: the document with the id changes.",
+        "Stream the changes of documents. As JSON only: the document with the id changes.",
         {"application/json": Document, SSE: TEXT, NDJSON: BYTES},
         (404, 406, 413),
         headers=(("Headwater-Place", TEXT),),
     ),
-    ("POST", "/binders/{binder}/index"): Operation("Have an index over a field.", TRUE, (404, 413), _json(Field)),
-    ("GET", "/views"): Operation("How projections and functions are.", _json(list[ViewInfo])),
+    ("POST", "/binders/{binder}/index"): Operation(
+        "Create an index on a field, if there is none.", TRUE, (404, 413), _json(Field)
+    ),
+    ("GET", "/views"): Operation("Return the state of projections and functions.", _json(list[ViewInfo])),
     ("POST", "/query/{query}"): Operation(
-        "Ask a query with a name; the body has its arguments.",
+        "Run a named query; the body has its arguments.",
         _json({}),
         (404, 409, 410, 413, 501),
         _json({"type": "object"}),
         body_required=False,
     ),
     ("GET", "/health"): Operation(
-        "Whether the log can be read and takes appends.",
+        "Check that the log can be read and accepts appends.",
         _json({"type": "object", "properties": {"status": {"const": "ok"}}}),
     ),
-    ("GET", "/version"): Operation("What runs here.", _json(_ref("Version"))),
-    ("GET", "/metrics"): Operation("Metrics, for Prometheus.", {"text/plain": TEXT}),
+    ("GET", "/version"): Operation("Return the version of the server.", _json(_ref("Version"))),
+    ("GET", "/metrics"): Operation("Return metrics for Prometheus.", {"text/plain": TEXT}),
     ("GET", "/openapi.json"): Operation("This document.", _json({"type": "object"})),
 }
 
@@ -271,7 +279,7 @@ _WRITTEN: dict[str, Schema] = {
 
 
 def encoded(authenticates: bool, root: str = "") -> bytes:
-    """The document as JSON. `root` is where the routes are mounted."""
+    """Return the document as JSON. `root` is where the routes are mounted."""
     return msgspec.json.encode(_document(authenticates) | {"servers": [{"url": root or "/"}]})
 
 
@@ -281,7 +289,7 @@ def _document(authenticates: bool) -> dict[str, Any]:
 
 
 def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
-    """The document of these routes. Raises KeyError for one that `OPERATIONS` does not tell of."""
+    """Return the document of these routes. Raises KeyError for one that `OPERATIONS` does not tell of."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         described = _operation(route, OPERATIONS[route.method, route.pattern], authenticates)
@@ -304,9 +312,12 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
         told["security"] = []
     else:
         told["components"]["securitySchemes"] = {
-            "bearer": {"type": "http", "scheme": "bearer", "description": "A token of `headwater auth add`."},
+            "bearer": {"type": "http", "scheme": "bearer", "description": "A token created by `headwater auth add`."},
             "basic": {"type": "http", "scheme": "basic"},
-            "certificate": {"type": "mutualTLS", "description": "A client certificate, whose subject is a user."},
+            "certificate": {
+                "type": "mutualTLS",
+                "description": "A client certificate whose subject belongs to a user.",
+            },
         }
     return told
 
@@ -375,7 +386,7 @@ def _error(status: int) -> dict[str, Any]:
 
 @cache
 def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
-    """The schemas of the types in `OPERATIONS`, and what those refer to."""
+    """Return the schemas of the types in `OPERATIONS`, and what those refer to."""
     contents = [content for each in OPERATIONS.values() for content in (each.answer, each.body or {})]
     used = [schema for content in contents for schema in content.values()]
     return schemas.of_types(schema for schema in used if not isinstance(schema, dict | None))

@@ -1,4 +1,4 @@
-"""The request that is being parsed: httptools cuts the bytes, and this keeps and checks the head.
+"""Parses requests: httptools splits the bytes, and this module collects and checks the head.
 
 What has come and is not parsed yet waits in `rest`, so that a client that sends many requests in one write is parsed
 no further than its connection has room for. Belongs to the loop's thread.
@@ -28,7 +28,7 @@ _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "t
 
 
 class RequestParser:
-    """The requests of one connection, one after the other. The connection is told of each head, piece and end."""
+    """The requests of one connection, one after the other. Notifies the connection of each head, piece and end."""
 
     __slots__ = (
         *("begun", "headers", "rest", "url"),
@@ -52,17 +52,17 @@ class RequestParser:
 
     @property
     def method(self) -> str:
-        """The method of the request whose head is whole."""
+        """Return the method of the request whose head is whole."""
         return self._parser.get_method().decode("ascii")
 
     @property
     def http10(self) -> bool:
-        """Whether that request is of HTTP/1.0."""
+        """Return whether that request is of HTTP/1.0."""
         return self._parser.get_http_version() == "1.0"
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether the connection may go on after that request: what follows an upgrade is no HTTP."""
+        """Return whether the connection may go on after that request: what follows an upgrade is no HTTP."""
         return self._parser.should_keep_alive() and not self._parser.should_upgrade()
 
     def add(self, data: bytes) -> None:
@@ -95,7 +95,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.begun:
-            return  # a trailer: nobody who looked at the headers, such as a proxy, has seen it
+            return  # a trailer: a proxy that checked the headers has not seen it
         self._header_bytes += len(name) + len(value)
         key = _NAMES.get(name) or name.lower().decode("latin-1")
         headers = self.headers
@@ -122,29 +122,29 @@ class RequestParser:
         if self._header_bytes + len(self.url) > self._limits.header_bytes_max:
             raise _too_large(self._header_bytes + len(self.url), self._limits)
         if self._twice:
-            raise Invalid("a header came twice which may come only once", code="bad_request")
+            raise Invalid("duplicate header that must not be repeated", code="bad_request")
         coding = headers.get("transfer-encoding")
         if coding is None and "host" in headers:
             return
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise Invalid(f"HTTP/{version} is not spoken here", hint="use HTTP/1.1", code="bad_request")
+            raise Invalid(f"HTTP/{version} is not supported", hint="use HTTP/1.1", code="bad_request")
         if version == "1.1" and "host" not in headers:
             raise Invalid("the Host header is missing", code="bad_request")
         if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
-            raise Invalid("the body is sent in a way that is not understood", hint="use chunked", code="bad_request")
+            raise Invalid("unsupported Transfer-Encoding", hint="use chunked", code="bad_request")
 
 
 def parse_failure(error: Exception) -> Response:
-    """The answer to what could not be parsed."""
+    """Return the answer to what could not be parsed."""
     if isinstance(error, HeadwaterError):
         return response_of(error)
     if isinstance(error, httptools.HttpParserCallbackError) and isinstance(error.__context__, HeadwaterError):
         return response_of(error.__context__)
-    return of_status(400, "this is not HTTP", "bad_request", str(error)[:200])
+    return of_status(400, "malformed HTTP request", "bad_request", str(error)[:200])
 
 
 def _too_large(size: int, limits: ServerLimits) -> TooLarge:
     most = limits.header_bytes_max
-    told = f"the headers have {size} bytes or more, and may have {most}"
+    told = f"the headers have at least {size} bytes; the limit is {most}"
     return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)

@@ -1,8 +1,7 @@
-"""Plain appends: one small item to a topic, as most requests are, answered without a task of their own.
+"""Plain appends: the common request that appends one small item, answered without a task.
 
-A client sends the same head again and again, while only the body changes. So what the bytes of a head mean is
-remembered, and a request that begins with them is not parsed any more. Who may do it is asked each time. Belongs to the
-loop's thread.
+A client repeats the same head while only the body changes. So parsed heads are cached by their bytes, and a request
+that starts with a known head is not parsed again. Access is checked for each request. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _PLACE = (
 
 
 class PlainHead:
-    """What the head of a plain append means. `length` is that of the body."""
+    """The parsed head of a plain append. `length` is that of the body."""
 
     __slots__ = ("content", "headers", "length", "options", "topic", "url")
 
@@ -182,7 +181,7 @@ class PlainAppends:
 
 
 class PlainAnswer:
-    """The answer to one plain append. Called on the loop when the append has its place or its error."""
+    """The answer to one plain append. Called on the loop when the append has its offset or has failed."""
 
     __slots__ = (
         *("begun", "connection", "head", "plain", "user", "waiting", "way"),
@@ -210,7 +209,7 @@ class PlainAnswer:
 
 
 def _form(waiting: PendingAppend) -> bytes:
-    """An answer with gaps. The ids of a group differ in their last digits of time only."""
+    """Return an answer with gaps. The ids of a group differ in their last digits of time only."""
     log, rows = waiting.log, waiting.rows
     id = id_text(rows.ticks, log.node).encode()
     return _PLACE % (b"fsync" if rows.sync else b"os", log.place.partition, id[:15], id[18:])

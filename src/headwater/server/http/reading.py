@@ -26,7 +26,7 @@ _decode_match = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Format(NamedTuple):
-    """A form that events are answered in. `encode` is None for those that need more than batches."""
+    """A format of events in a response. `encode` is None for those that need more than batches."""
 
     name: str
     media: str
@@ -45,7 +45,7 @@ FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
 
 class ReadQuery(NamedTuple):
-    """What the query asks for. `filters` are those of `Engine.read_batches`, with the partition."""
+    """The parsed query. `filters` are those of `Engine.read_batches`, with the partition."""
 
     start: Position
     cut: Cut
@@ -54,7 +54,7 @@ class ReadQuery(NamedTuple):
 
 
 async def read(service: Service, request: Request) -> Response:
-    """The events that the query asks for."""
+    """Return the events that the query asks for."""
     format = chosen(request, FORMATS)
     if format is BATCHES:
         return await _batches(service, request)
@@ -63,7 +63,9 @@ async def read(service: Service, request: Request) -> Response:
     if format is SSE:
         return await _server_sent(service, request, asked)
     if asked.wait and not format.can_wait:
-        raise Invalid(f"{format.name} cannot wait for more", hint="ask for ndjson, sse or items", code="bad_parameter")
+        raise Invalid(
+            f"{format.name} does not support wait_for_more", hint="use ndjson, sse or items", code="bad_parameter"
+        )
     await _check_partition(service, topic, asked, format)
     headers = (("content-type", format.media),)
     if asked.wait:
@@ -92,7 +94,7 @@ async def splits(service: Service, request: Request) -> Response:
 
 
 async def _batches(service: Service, request: Request) -> Response:
-    """The events as stored batches, for clients of ours."""
+    """Return the events as stored batches, for clients of ours."""
     query = request.query
     filters = filters_of(query) | {"partition": query.number("partition")}
     start = _positions(query, "from", "earliest")
@@ -121,7 +123,7 @@ async def _server_sent(service: Service, request: Request, asked: ReadQuery) -> 
 
 
 def _pieces(service: Service, request: Request, format: Format, asked: ReadQuery) -> Iterator[bytes]:
-    """The answer up to what is there now. In a worker thread."""
+    """Return the answer up to what is there now. In a worker thread."""
     end: Position = "latest" if asked.cut.end is None else asked.cut.end
     found = service.store.read_batches(request.name, start=asked.start, end=end, **asked.filters)
     if format is ARROW:
@@ -158,14 +160,14 @@ async def _check_partition(service: Service, topic: str, asked: ReadQuery, forma
     partitions = len((await service.blocking(service.store.describe, topic)).partitions)
     if partitions > 1:
         raise Invalid(
-            f"topic {topic!r} has {partitions} partitions, and an id belongs to one of them",
-            hint="give partition=, or ask for application/x-ndjson",
+            f"topic {topic!r} has {partitions} partitions, but an id is an offset in one partition",
+            hint="give partition=, or accept application/x-ndjson",
             code="partition_needed",
         )
 
 
 def chosen(request: Request, formats: tuple[Format, ...]) -> Format:
-    """The format that a request asks for, in its query or by `Accept`; the first of them if it does not care."""
+    """Return the format that a request asks for, in its query or by `Accept`; the first of them if it does not care."""
     named = request.query.choice("format", [each.name for each in formats])
     if named is not None:
         return next(each for each in formats if each.name == named)
@@ -176,8 +178,8 @@ def chosen(request: Request, formats: tuple[Format, ...]) -> Format:
             if quality > 0 and (media in (each.media, "*/*") or media == f"{each.media.partition('/')[0]}/*"):
                 return each
     raise Invalid(
-        f"none of {accept!r} is offered",
-        hint=f"there are {', '.join(each.media for each in formats)}",
+        f"no format in {accept!r} is available",
+        hint=f"available: {', '.join(each.media for each in formats)}",
         code="not_acceptable",
     )
 
@@ -207,7 +209,7 @@ def _asked(request: Request) -> ReadQuery:
 
 
 def filters_of(query: QueryParameters) -> dict[str, Any]:
-    """The filters of a query, as the engine's verbs take them."""
+    """Return the filters of a query, as the engine's verbs take them."""
     match = query.data("match")
     said = None if match is None else decoded(_decode_match, match, "the match is not a JSON object", "bad_match")
     return {"type": query.text("type"), "key": query.data("key"), "match": said}
@@ -232,7 +234,7 @@ T = TypeVar("T")
 def _checked(query: QueryParameters, name: str, default: Position, parse: Callable[[str], T]) -> T | Position:
     given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
     if len(given) > 1:
-        raise Invalid(f"{' and '.join(given)} are given", hint="give one of them", code="bad_parameter")
+        raise Invalid(f"{' and '.join(given)} exclude each other", hint="give only one of them", code="bad_parameter")
     if not given:
         return default
     text = query.text(given[0]) or ""

@@ -1,4 +1,4 @@
-"""What a replica asks: the topics, the batches that follow on what it has, and what is remembered of producers."""
+"""The API for replicas: topics, the next batches of logs, and the state of producers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _QUESTION_BYTES_MAX = 8 * 1024 * 1024
 
 
 async def list_topics(service: Service, request: Request) -> Response:
-    """All topics that the user may read, and where their logs begin and end."""
+    """Return all topics that the user may read, and where their logs begin and end."""
     found = await service.blocking(service.replicas.source.topics, lambda name: request.user.may("read", name))
     return json(msgspec.to_builtins(found))
 
 
 async def batches(service: Service, request: Request) -> Response:
-    """The batches that follow in some logs."""
+    """Return the batches that follow in some logs."""
     asked = decoded(replication.decode_question, await request.body(_QUESTION_BYTES_MAX))
     if len(asked.logs) > REPLICA_LOGS_MAX:
-        raise Invalid(f"{len(asked.logs)} logs are asked for, and may be {REPLICA_LOGS_MAX}", code="bad_body")
+        raise Invalid(f"the request names {len(asked.logs)} logs; the limit is {REPLICA_LOGS_MAX}", code="bad_body")
     for name in {wanted.topic for wanted in asked.logs}:
         require(request.user, action_of("POST /replication/batches"), name)
     bytes_max, wait_s = min(asked.bytes_max, REPLICA_BYTES_MAX), min(asked.wait_ms, REPLICA_WAIT_MS_MAX) / 1000

@@ -1,4 +1,4 @@
-"""The table of routes: what is served, with which parameters, and who answers."""
+"""The table of routes, with their parameters and handlers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Route(NamedTuple):
         return RIGHTS[f"{self.method} {self.pattern}"]
 
     def topic(self, path: tuple[str, ...], bus: str) -> str | None:
-        """The topic in a path of this route, or what stands for one in scopes; `bus` is that of the bus."""
+        """Return the topic in a path of this route, or what stands for one in scopes; `bus` is that of the bus."""
         if self.right.of == "bus":
             return bus
         for named, scope in _SCOPES:
@@ -115,7 +115,7 @@ class Router:
             methods[route.method] = route
 
     def methods(self, path: tuple[str, ...]) -> dict[str, Route]:
-        """The routes of a path, by method; raises NotFound if nothing is there.
+        """Return the routes of a path, by method; raises NotFound if nothing is there.
 
         Of several that fit, the first counts for each method: a document may have the name of another route.
         """
@@ -124,21 +124,21 @@ class Router:
             if all(map(_fits, pattern, path)):
                 found = methods | found
         if not found:
-            raise NotFound("nothing is at this address", hint="GET /openapi.json lists what is", code="no_such_route")
+            raise NotFound("no such route", hint="GET /openapi.json lists all routes", code="no_such_route")
         return found
 
     def find(self, method: str, path: tuple[str, ...]) -> Route:
-        """The route of a request; raises NotFound, or Invalid for another method."""
+        """Return the route of a request; raises NotFound, or Invalid for another method."""
         methods = self.methods(path)
         found = methods.get("GET" if method == "HEAD" else method)
         if found is None:
             may = allowed(methods)
-            raise Invalid(f"{method} does not go here", hint=f"use {may}", code="method_not_allowed", allow=may)
+            raise Invalid(f"{method} is not allowed here", hint=f"use {may}", code="method_not_allowed", allow=may)
         return found
 
 
 def _fits(part: str, named: str) -> bool:
-    """Whether a part of a path is what the pattern wants: that, or any name. Only a document's may be empty."""
+    """Return whether a part of a path is what the pattern wants: that, or any name. Only a document's may be empty."""
     return part == named or (part[:1] == "{" and (named != "" or part == "{id}"))
 
 

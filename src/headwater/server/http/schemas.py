@@ -19,7 +19,7 @@ _TYPES = {bool: "boolean", str: "string", int: "integer"}
 
 
 def of_types(types: Iterable[Any]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
-    """The schema of each type, and those that they refer to, by name."""
+    """Return the schema of each type, and those that they refer to, by name."""
     types = list(types)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     found = dict(zip(types, map(plain, schemas), strict=True))
@@ -27,7 +27,7 @@ def of_types(types: Iterable[Any]) -> tuple[dict[Any, Schema], dict[str, Schema]
 
 
 def plain(schema: Schema) -> Schema:
-    """A schema that allows the same values.
+    """Return a schema that allows the same values.
 
     - An array has `items`, and these are no boolean: those of a tuple are of their common type, or anything.
     - There are no defaults that are lists, objects or null.
@@ -51,7 +51,7 @@ def plain(schema: Schema) -> Schema:
 
 
 def _nullable(schema: Schema) -> Schema:
-    """A schema of one type or null with both as its type, which generators take for an optional value."""
+    """Return a schema of one type or null with both as its type, which generators take for an optional value."""
     choices: list[Schema] = schema.get("anyOf") or schema.get("oneOf") or []
     others = [choice for choice in choices if choice != {"type": "null"}]
     if len(choices) != 2 or len(others) != 1 or not isinstance(others[0].get("type"), str) or "enum" in others[0]:
@@ -94,5 +94,5 @@ def _end(schema: Schema) -> float:
 
 
 def _is(schema: Schema, type: str) -> bool:
-    """Whether a value may be of this type, and of no other but null."""
+    """Return whether a value may be of this type, and of no other but null."""
     return schema.get("type") in (type, [type, "null"])

@@ -1,4 +1,4 @@
-"""Server-sent events of a topic: live, resumed after `Last-Event-ID`, and told of what was deleted meanwhile.
+"""Server-sent events of a topic: live, resumed after `Last-Event-ID`, with a notice of deleted events.
 
 The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor over
 all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the bytes are made in `wire/sse.py`.
@@ -44,14 +44,14 @@ class SseFormat:
         self.key: Hashable = ("sse", bus)
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:
-        """The events, each with its id."""
+        """Yield the events, each with its id."""
         for batch in batches:
             for part in parted(batch):
                 yield from encoded(part, (self.key, before), partial(self._frames, before))
                 before = _after(before, (part,))
 
     def ids(self, batch: EventBatch, before: Offsets) -> Sequence[bytes] | None:
-        """The ids of events, where they are not their UUIDs."""
+        """Return the ids of events, where they are not their UUIDs."""
         del batch, before
         return None
 
@@ -59,17 +59,17 @@ class SseFormat:
         return sse.encode(part, self.ids(part, before), bus=self.bus)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
-        """An event `headwater.gap`."""
+        """Return an event `headwater.gap`."""
         del before
         return _gap(last_id, gap.oldest_id, gap)
 
     def failure(self, error: HeadwaterError) -> bytes:
-        """An event `headwater.error`, the last one."""
+        """Return an event `headwater.error`, the last one."""
         return sse.told("headwater.error", {"code": error.code, "message": error.message})
 
 
 class CursorSseFormat(SseFormat):
-    """The same over several partitions: an id is a cursor over all of them."""
+    """The format over several partitions: an id is a cursor over all of them."""
 
     def __init__(self, uuid: str, *, bus: bool) -> None:
         super().__init__(bus=bus)
@@ -81,7 +81,7 @@ class CursorSseFormat(SseFormat):
         return sse.cursor_texts(before, self.uuid, batch.partition, batch.offsets() + 1)
 
     def gap(self, gap: Gap, before: Offsets, last_id: UUID | None) -> bytes:
-        """The same, told in cursors."""
+        """Return a `headwater.gap` event whose positions are cursors."""
         del last_id
         after = [*before[: gap.partition], gap.oldest, *before[gap.partition + 1 :]]
         return _gap(sse.cursor_encode(before, self.uuid), sse.cursor_encode(after, self.uuid), gap)
@@ -91,11 +91,11 @@ TOPIC, BUS = SseFormat(bus=False), SseFormat(bus=True)
 
 
 class End(Protocol):
-    """Where an answer ends."""
+    """The end of a response."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing that comes can be part of the answer."""
+        """Return whether nothing that comes can be part of the answer."""
         ...
 
     def take(self, batch: EventBatch) -> EventBatch | None:
@@ -116,7 +116,7 @@ async def respond(
     bus: bool = False,
     **selection: Any,
 ) -> Response:
-    """The events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
+    """Return the events of a topic from `start` on, or after the `Last-Event-ID`; live, unless it should not `wait`.
 
     `last` is the `Last-Event-ID` of a client that cannot set the header. `stop` is an offset before which the answer
     ends, and `end` tells how much of what is before that is part of it. On the bus, data is never base64 without need.
@@ -154,7 +154,7 @@ def respond_later(service: Service, request: Request, topic: str, *, last: str |
 
 
 class AwaitedEvents:
-    """A stream that begins when its topic is made, and says until then that it is alive."""
+    """A stream that starts when its topic is created, and sends heartbeats until then."""
 
     def __init__(self, subscribe: Callable[[], Coroutine[None, None, BodyStream]], heartbeat_s: float) -> None:
         """`subscribe` returns the stream of the topic, when there is one."""
@@ -202,14 +202,14 @@ class AwaitedEvents:
 
 
 def _resume(cursor: TopicCursor, start: Position, last: str | None, bus: bool) -> tuple[SseFormat, dict[str, Any]]:
-    """The form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
+    """Return the form of a topic's events, and where to begin, as `Feeds.subscribe` takes it."""
     partitions = len(cursor.partitions)
     if partitions == 1:
         return BUS if bus else TOPIC, {"after": _id(last)} if last else {"start": start}
     if partitions > PARTITIONS_MAX:
         raise Invalid(
-            f"the topic has {partitions} partitions, and {PARTITIONS_MAX} can be read at once in this form",
-            hint="name one: ?partition=0",
+            f"the topic has {partitions} partitions; server-sent events can read at most {PARTITIONS_MAX} at once",
+            hint="choose one, as in ?partition=0",
             code="partition_needed",
         )
     form = CursorSseFormat(cursor.uuid, bus=bus)
@@ -234,8 +234,8 @@ def _id(text: str) -> UUID:
 
 def _bad_id(text: str) -> Invalid:
     return Invalid(
-        f"{text[:80]!r} is not the id of an event here",
-        hint="give the id of the last event that you had, or none to begin at the oldest",
+        f"{text[:80]!r} is not an event id of this stream",
+        hint="send the id of the last event received, or none to start at the oldest",
         code="bad_event_id",
     )
 
@@ -268,7 +268,7 @@ async def _pieces(
 
 
 def _after(offsets: Offsets, batches: Sequence[EventBatch]) -> Offsets:
-    """Where a reader of all partitions is after these."""
+    """Return where a reader of all partitions is after these."""
     if len(offsets) == 1:
         return (batches[-1].end_offset,)
     moved = list(offsets)

@@ -1,6 +1,6 @@
 """What operators and machines ask a server about itself: its health, its version, its metrics, what it serves.
 
-Each look at the disk is made by one thread at a time, however many ask: nobody can wear the server out with these.
+One thread at a time checks the disk, however many requests there are, so that probes cannot overload the server.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _log = logging.getLogger("headwater.server")
 
 
 async def health(service: Service, _request: Request) -> Response:
-    """Whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
+    """Return whether the log can be read, and takes appends. What is wrong in full is for the server's own log."""
     try:
         await asyncio.wait_for(service.shared("health", service.backend.probe), HEALTH_S)
     except TimeoutError as error:
-        raise Unavailable(f"the disk has not answered in {HEALTH_S:g} s", code="disk_hangs") from error
+        raise Unavailable(f"the disk did not respond within {HEALTH_S:g} s", code="disk_hangs") from error
     except (HeadwaterError, OSError) as error:
-        _log.error("the log cannot be read: %s", error)  # without its traceback: this is asked every few seconds
+        _log.error("the log cannot be read: %s", error)  # without its traceback, as probes come every few seconds
         code = error.code if isinstance(error, HeadwaterError) else "disk_failed"
-        raise Unavailable("the log cannot be read", hint="the server's log tells more", code=code) from error
+        raise Unavailable("the log cannot be read", hint="see the server's log", code=code) from error
     frozen = service.backend.frozen()
     if frozen:
         names = not service.access.authenticates  # else anybody could learn which topics there are
@@ -38,8 +38,8 @@ async def health(service: Service, _request: Request) -> Response:
             for topic, partition, why in frozen
         ]
         raise Unavailable(
-            f"{len(frozen)} logs take no appends",
-            hint="see to the disk: they go on by themselves; the server's log tells more",
+            f"{len(frozen)} logs refuse appends",
+            hint="fix the disk, and they recover by themselves; see the server's log",
             code="frozen",
             frozen=logs,
         )

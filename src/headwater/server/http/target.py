@@ -10,12 +10,12 @@ from headwater.errors import Invalid
 
 
 def parts_of(url: bytes) -> tuple[tuple[str, ...], bytes]:
-    """The parts and the raw query. A part may hold any character, also a slash: it is a name, never a path."""
+    """Return the parts and the raw query. A part may hold any character, also a slash: it is a name, never a path."""
     if url[:1] != b"/":
         try:
             parsed = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError as error:
-            raise Invalid("the address cannot be read", code="bad_request") from error
+            raise Invalid("the URL cannot be parsed", code="bad_request") from error
         path, query = parsed.path or b"/", parsed.query or b""
     else:
         path, _, query = url.partition(b"?")
@@ -32,4 +32,4 @@ def decode_path(path: bytes) -> tuple[str, ...]:
             return tuple(unquote_to_bytes(part).decode() for part in path.split(b"/")[1:])
         return tuple(path.decode().split("/")[1:])
     except UnicodeDecodeError as error:
-        raise Invalid("the address is not UTF-8", code="bad_request") from error
+        raise Invalid("the URL is not UTF-8", code="bad_request") from error

@@ -1,4 +1,4 @@
-"""Topics over HTTP: make, list, describe, delete, and keep."""
+"""Topics over HTTP: create, list, describe, delete, and set retention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class RetentionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a topic is to keep from now on; what is left out stays as it is."""
+    """A new retention policy; omitted fields keep their values."""
 
     retention_bytes: Number | UnsetType = UNSET
     retention_segments: Number | UnsetType = UNSET
@@ -31,7 +31,7 @@ class RetentionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Retain(msgspec.Struct, forbid_unknown_fields=True):
-    """What `POST /topic/{name}/retain` asks for."""
+    """The body of `POST /topic/{name}/retain`."""
 
     before: Number | Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     partition: Number | None = None
@@ -44,7 +44,7 @@ _NUMBERS = ("segment_bytes", "segment_age_ms", "retention_bytes", "retention_seg
 
 
 async def list_topics(service: Service, request: Request) -> Response:
-    """The names of all topics that the user may read."""
+    """Return the names of all topics that the user may read."""
     names = await service.blocking(service.store.topics)
     return json([name for name in names if request.user.may("read", name)])
 
@@ -74,7 +74,7 @@ async def delete(service: Service, request: Request) -> Response:
 
 
 async def version(service: Service, request: Request) -> Response:
-    """The offset of a key's last event."""
+    """Return the offset of a key's last event."""
     key = request.query.data("key")
     if key is None:
         raise Invalid("the parameter 'key' is missing", code="bad_parameter")
@@ -103,5 +103,5 @@ async def retain(service: Service, request: Request) -> Response:
 
 
 async def replay(service: Service, request: Request) -> Response:
-    """Append again what consumers have set aside."""
+    """Append dead-lettered events to the topic again."""
     return json(await service.blocking(service.store.replay, request.name, consumer=request.query.text("consumer")))

@@ -1,6 +1,6 @@
 """`POST /transaction`: appends to any topics, and acks of members, all or nothing (docs/HTTP.md, "Transactions").
 
-A request with a producer may be sent again when its answer was lost: it is done once.
+A request with a producer may be retried if the response is lost: the producer id makes the retry idempotent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AppendLine(EventLine, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class MemberAck(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One event that a member was handed."""
+    """One event delivered to a member."""
 
     member: str
     partition: Number
@@ -53,7 +53,7 @@ class TransactionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RefLine(msgspec.Struct, frozen=True, gc=False):
-    """Where an event of it is."""
+    """The position of an appended event."""
 
     topic: str
     partition: int
@@ -66,7 +66,7 @@ _decode = msgspec.json.Decoder(TransactionRequest).decode
 
 async def commit(service: Service, request: Request) -> Response:
     """Do it all, or nothing."""
-    asked = decoded(_decode, await request.body(service.limits.body_bytes_max), "the transaction cannot be used")
+    asked = decoded(_decode, await request.body(service.limits.body_bytes_max), "invalid transaction")
     for topic in {append.topic for append in asked.appends}:
         if not isinstance(topic, str):
             raise Invalid("an append has no topic", code="bad_body")

@@ -1,4 +1,4 @@
-"""Views over HTTP: how projections and functions are, and queries with a name, which the application answers."""
+"""Views over HTTP: the state of projections and functions, and named queries, which the application answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 async def list_views(service: Service, request: Request) -> Response:
-    """How each projection and function is, of those whose topic the user may read."""
+    """Return how each projection and function is, of those whose topic the user may read."""
     found = await service.blocking(service.store.views)
     return json([each for each in found if request.user.may("read", each.topic)])
 
@@ -25,7 +25,7 @@ async def ask(service: Service, request: Request) -> Response:
     arguments = decoded(_decode_arguments, await request.body(service.limits.query_bytes_max) or b"{}")
     if service.application is None:
         raise NotFound(
-            f"there is no query {request.name!r}: the server runs no application",
+            f"no query {request.name!r}: the server runs no application",
             hint="start it with --app",
             code="no_such_query",
         )

@@ -1,4 +1,4 @@
-"""Frames that answer: what a RESPONSE says, and how errors are told."""
+"""Response frames: the fields of a RESPONSE, and the encoding of errors."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ _ROW = np.dtype(
 
 
 def response(type: str = "RESPONSE", **fields: Any) -> bytes:
-    """An answer that it was done."""
+    """Return a response that reports success."""
     return protocol.encode(type, {"ok": True, **fields})
 
 
 def failure(error: BaseException, type: str = "RESPONSE", **fields: Any) -> bytes:
-    """An answer that it was not. What is not an error of ours tells nothing of the server's insides."""
+    """Return an answer that it was not. What is not an error of ours tells nothing of the server's insides."""
     return protocol.encode(type, {**fields, "ok": False, **told(error)})
 
 
 def told(error: BaseException) -> dict[str, Any]:
-    """The fields that tell of an error."""
+    """Return the fields that tell of an error."""
     if isinstance(error, MemoryError):
-        error = out_of_memory("the server cannot answer")
+        error = out_of_memory("the server cannot respond")
     if not isinstance(error, HeadwaterError):
-        error = Unavailable("the server failed", hint="its log tells more", code="internal")
+        error = Unavailable("the server failed", hint="see the server's log", code="internal")
     fields: dict[str, Any] = {"errCode": error.code, "errMsg": error.message, "errKind": kind_of(error)}
     facts = {name: _fact(fact) for name, fact in error.facts.items()}
     if error.hint:
@@ -73,7 +73,7 @@ def told(error: BaseException) -> dict[str, Any]:
 
 
 def emitted(waiting: PendingAppend) -> bytes:
-    """The answers to the EMITs whose events one append holds, in their order, once it is committed."""
+    """Return the answers to the EMITs whose events one append holds, in their order, once it is committed."""
     rows, log = waiting.rows, waiting.log
     offset, ticks, count, partition = rows.offset, rows.ticks, rows.count, log.place.partition
     node = 2 << 62 | log.node
@@ -97,7 +97,7 @@ def emitted(waiting: PendingAppend) -> bytes:
 
 
 def ref_fields(ref: Ref) -> dict[str, Any]:
-    """Where an event is, in an answer."""
+    """Return where an event is, in an answer."""
     id: UUID = ref.id
     return {
         "streamName": ref.topic,

@@ -1,6 +1,6 @@
 """SUBSCRIBE to a binder: changes of its documents, as they come (docs/PROTOCOL.md, "Changes of documents").
 
-All who follow a binder share one look at it (server/changes.py); each reads for itself, as fast as its client
+The followers of a binder share one poll (server/changes.py); each reads separately, as fast as its client
 acknowledges. Belongs to the loop's thread.
 """
 
@@ -39,7 +39,7 @@ async def subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlo
     name, after = fields.text("binder", needed=True) or "", fields.text("after")
     for other in fields:
         if other not in NAMES:
-            raise fields.wrong(f"has {other!r} and 'binder'", hint="a subscription to a binder has 'after' alone")
+            raise fields.wrong(f"has {other!r} and 'binder'", hint="a subscription to a binder takes only 'after'")
     await connection.require("SUBSCRIBE with binder", binder_scope(name))
     subscription = ChangeSubscription(connection)
     begin = NOW if after is None else None if after == EVERYTHING else after
@@ -56,10 +56,10 @@ class ChangeSubscription(TcpSubscription):
         super().__init__(connection)
         self._clock = connection.service.backend.clock
         self._encoded = self._sent = 0
-        self._next_id = connection.subscribed + 1  # which it gets: nobody else subscribes before it is accepted
+        self._next_id = connection.subscribed + 1  # its future id, as no other can come first
 
     def encode(self, change: Change) -> bytes:
-        """The RECEV of a change. In a worker's thread, for one after the other."""
+        """Return the RECEV of a change. In a worker's thread, for one after the other."""
         fields: dict[str, Any] = {
             "subID": self._next_id,
             "eventType": change.kind,

@@ -1,8 +1,8 @@
 """Durable subscriptions: members of a consumer of that name, which live as long as their connections.
 
 One connection of a server has a durable subscription at a time; between servers, and programs that open the directory,
-the leases of consumers decide. A connection that ends, and a server that is killed, have failed at nothing: what was
-not acknowledged comes again, however often.
+the leases of consumers decide. A closed connection or a killed server does not count as a failure: unacknowledged
+events are delivered again without limit.
 
 The member's thread reads and encodes; everything else belongs to the loop's thread, unless it says otherwise.
 """
@@ -28,13 +28,13 @@ from headwater.server.tcp.unacked import AckedRange
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
 
-NEVER = 1 << 30  # times that an event would have to fail before it is set aside
+NEVER = 1 << 30  # failures before an event is dead-lettered: in effect, never
 HELD_S = 0.25  # how long to look whether the connection that has it is about to end: its client may have closed it
 LEAVE_S = 15.0  # how long to wait for one that is leaving: it stores what was acknowledged, and may be at a lock
 
 
 class Owner:
-    """Which connection has a durable subscription. `left` is set when it is free again."""
+    """The connection that owns a durable subscription. `left` is set when it is released."""
 
     def __init__(self, connection: TcpConnection, key: tuple[str, str]) -> None:
         self.connection = connection
@@ -51,7 +51,7 @@ class Owner:
 async def owned(
     connection: TcpConnection, topic: str, name: str, user: str, start: Position, selection: dict[str, Any]
 ) -> DurableSubscription:
-    """A durable subscription that this connection has, to be opened: it goes on, or is made with this start.
+    """Return a durable subscription that this connection has, to be opened: it goes on, or is made with this start.
 
     Raises Conflict with the code `subscription_held` if another connection of this server has it.
     """
@@ -75,7 +75,7 @@ async def _own(connection: TcpConnection, key: tuple[str, str]) -> Owner:
         if owners.get(key) is other and (not other.leaving or wait_s == LEAVE_S):
             raise Conflict(
                 f"the durable subscription {key[1]!r} of topic {key[0]!r} is held by another connection",
-                hint="it is free when that one ends, or unsubscribes",
+                hint="wait until that connection closes or unsubscribes",
                 code="subscription_held",
             )
     owner = owners[key] = Owner(connection, key)
@@ -214,7 +214,7 @@ class DurableSubscription(TcpSubscription):
                 yield b""
 
     def _fail(self, error: HeadwaterError) -> bytes:
-        """The member leaves because of an error. In its thread."""
+        """End the member because of an error. Runs in its thread."""
         self._failure = error
         return b""
 

@@ -43,7 +43,7 @@ _length = LENGTH.unpack_from
 
 
 class EmitOptions(NamedTuple):
-    """What an EMIT may say of its event beside the usual, checked and encoded as in `Append`."""
+    """The optional fields of an EMIT, checked and encoded as in `Append`."""
 
     partition: int | None = None
     meta: bytes | None = None
@@ -53,7 +53,7 @@ class EmitOptions(NamedTuple):
 
 
 class EmitShape:
-    """What the fields of an EMIT mean beside its key and its event, of which another one may differ alone.
+    """The parsed fields of an EMIT, for reuse by another EMIT that differs only in key and event.
 
     `parts` are the bytes up to each of the two, in their order, with its type in BSON; `tail` those behind the last.
     """
@@ -73,7 +73,7 @@ class EmitShape:
 
     @property
     def plain(self) -> bool:
-        """Whether it can be appended together with others."""
+        """Return whether it can be appended together with others."""
         return self.options is None and self.content == "bson"
 
     def remember(self, raw: bytes, spans: Mapping[str, Span]) -> None:
@@ -91,7 +91,7 @@ class EmitShape:
         self.parts, self.tail = tuple(parts), raw[at:]
 
     def match(self, raw: bytes, limits: Limits) -> Emit | None:
-        """The event of a frame, if that has this shape; else None."""
+        """Return the event of a frame, if that has this shape; else None."""
         at, size, key, data = FIELDS_AT, len(raw), None, b""
         for before, length, kind in self.parts:
             if not raw.startswith(before, at):
@@ -199,7 +199,7 @@ def _content(fields: FrameFields) -> tuple[Content, bytes]:
     if said is None or said == "bson":
         return "bson", b""
     if said not in CONTENTS:
-        raise fields.wrong(f"has a content that is unknown: {said[:40]!r}", hint=f"it is one of {', '.join(CONTENTS)}")
+        raise fields.wrong(f"has an unknown content {said[:40]!r}", hint=f"use one of {', '.join(CONTENTS)}")
     content: Content = said
     data = fields.data("event")
     if data is None or isinstance(data, str) == (content == "bytes"):
@@ -246,12 +246,12 @@ def check(events: Sequence[bytes]) -> None:
 
 
 def prepare(service: Service, emit: Emit) -> PendingAppend:
-    """The append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
+    """Return the append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
     return service.backend.prepare(emit.request())
 
 
 def prepare_all(service: Service, emits: Sequence[Emit]) -> PendingAppend | None:
-    """The append of several events that go to one topic, and are plain; None if they cannot be one append.
+    """Return the append of several events that go to one topic, and are plain; None if they cannot be one append.
 
     Raises NotFound for a topic that is to be made.
     """
@@ -279,12 +279,12 @@ def append_huge(service: Service, emit: Emit) -> bytes:
 
 
 def missing(error: BaseException) -> bool:
-    """Whether an append failed because its topic is not there."""
+    """Return whether an append failed because its topic is not there."""
     return isinstance(error, NotFound) and error.code in ("topic_not_found", "topic_deleted")
 
 
 def _is_text(raw: bytes, start: int, key: bytes) -> bool:
-    """Whether the key whose length is at `start` is a string, as BSON has it."""
+    """Return whether the key whose length is at `start` is a string, as BSON has it."""
     if raw[start + 4 + len(key) : start + 5 + len(key)] != b"\0":
         return False
     try:
@@ -297,7 +297,7 @@ def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise bad_frame("the name of a field is not UTF-8") from error
+        raise bad_frame("a field name is not UTF-8") from error
 
 
 def _value(raw: bytes, span: tuple[int, int, int]) -> Any:

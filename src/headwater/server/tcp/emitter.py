@@ -39,7 +39,7 @@ def write(group: Group) -> None:
 
 
 class EmitSlot(ResponseSlot):
-    """The answers to the EMITs of one append. Called on the loop when that has its place or its error."""
+    """The answers to the EMITs of one append. Called on the loop when the append has its offset or has failed."""
 
     __slots__ = ("emitter", "finished", "made", "remaking", "sent", "waiting", "way")
 
@@ -215,7 +215,7 @@ class Emitter:
         self._connection.go_on()
 
     async def _remake(self, slot: EmitSlot) -> None:
-        """Another process has deleted the topic meanwhile: append to one that is made anew, once."""
+        """Recreate a topic that another process has deleted meanwhile, and retry the append once."""
         waiting = slot.waiting
         try:
             await self._service.make(waiting.opened.topic.name)
@@ -249,7 +249,7 @@ class Emitter:
         return "EMIT", AnswerSlot(told, errors=[_error(each) for each in found])
 
     async def _prepared(self, emit: Emit) -> PendingAppend | bytes:
-        """An append that waits to be committed, or the answer of one that was."""
+        """Return an append that waits to be committed, or the answer of one that was."""
         try:
             return await self._try(emit)
         except HeadwaterError as error:

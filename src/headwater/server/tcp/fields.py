@@ -1,4 +1,4 @@
-"""The fields of a frame, as handlers ask for them. What is wrong with one raises Invalid with the code `bad_field`."""
+"""Typed access to the fields of a frame. An invalid field raises Invalid with the code `bad_field`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class FrameFields:
         for said, value in values.items():
             name = small(said)
             if name not in names:
-                there = f"it has {', '.join(names)}" if names else "it has none"
-                raise self.wrong(f"has no field {said[:40]!r}", hint=there)
+                there = f"known fields: {', '.join(names)}" if names else "it takes no fields"
+                raise self.wrong(f"has an unknown field {said[:40]!r}", hint=there)
             if name in self._values:
                 raise self.wrong(f"has {name!r} twice")
             self._values[name] = value
@@ -37,7 +37,7 @@ class FrameFields:
         return iter(self._values)
 
     def wrong(self, what: str, *, hint: str = "") -> Invalid:
-        """The error that tells what is wrong with this frame."""
+        """Return the error that tells what is wrong with this frame."""
         return Invalid(f"{self.type} {what}", hint=hint, code="bad_field")
 
     def text(self, name: str, *, needed: bool = False) -> str | None:
@@ -92,11 +92,11 @@ class FrameFields:
 
 
 def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:
-    """The error that tells that a connection has so many of something open already."""
-    message = f"a connection may have {maximum} {what} at once"
+    """Return the error that tells that a connection has so many of something open already."""
+    message = f"a connection may have at most {maximum} {what} at once"
     return Unavailable(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 
 def small(name: str) -> str:
-    """A field's name as we write it."""
+    """Return a field's name as we write it."""
     return name[:1].lower() + name[1:]

@@ -1,4 +1,4 @@
-"""What comes from a client, cut into frames. Bytes only: it knows nothing of what they mean."""
+"""Splits the bytes from a client into frames, without decoding them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _unpack = PREFIX.unpack_from
 
 
 class FrameParser:
-    """The bytes of one connection, of which the first frame must be small: nobody has said yet who they are."""
+    """The bytes of one connection. The first frame must be small, as the client is not authenticated yet."""
 
     __slots__ = ("_bytes_max", "_most", "_needed", "_pieces")
 
@@ -25,12 +25,12 @@ class FrameParser:
 
     @property
     def size(self) -> int:
-        """How many bytes have come of a frame that is not whole."""
+        """Return how many bytes have come of a frame that is not whole."""
         return len(self._pieces)
 
     @property
     def large(self) -> bool:
-        """Whether that frame is large."""
+        """Return whether that frame is large."""
         return self._needed > LARGE_BYTES
 
     def clear(self) -> None:
@@ -39,7 +39,7 @@ class FrameParser:
         self._needed = 4
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole now, without their lengths.
+        """Yield the frames that are whole now, without their lengths.
 
         Raises Invalid, `bad_frame`, or TooLarge, `frame_too_large`, for a length that cannot be: after that, and when
         not all frames were taken, it is of no more use.
@@ -76,10 +76,10 @@ class FrameParser:
 
 def _bad_length(length: int, most: int) -> HeadwaterError:
     if length < 5:
-        return bad_frame(f"{length} bytes are too few")
+        return bad_frame(f"a length of {length} bytes is too short")
     return TooLarge(
-        f"the frame has {length} bytes, and may have {most}",
-        hint="is this a client of the protocol over TCP?" if length >= 1 << 29 else "",  # four letters, as of GET
+        f"the frame has {length} bytes; the limit is {most}",
+        hint="check that the client speaks the TCP protocol" if length >= 1 << 29 else "",  # four letters, as of GET
         code="frame_too_large",
         limit="frame_bytes_max",
         maximum=most,

@@ -1,4 +1,4 @@
-"""CONNECT: the version that is spoken, and who somebody is."""
+"""CONNECT: the protocol version, and the client's credentials."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def connect(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlo
     version = fields.text("version", needed=True) or ""
     if version.partition(".")[0] != protocol.VERSION.partition(".")[0]:
         raise Unsupported(
-            f"version {version[:40]!r} of the protocol is not spoken here",
-            hint=f"it is {protocol.VERSION}",
+            f"unsupported protocol version {version[:40]!r}",
+            hint=f"use version {protocol.VERSION}",
             code="unsupported_version",
         )
     headers = _credentials(fields)
@@ -47,10 +47,10 @@ def _credentials(fields: FrameFields) -> dict[str, str]:
     name, password, token = fields.text("username"), fields.text("password"), fields.text("token")
     if token is not None:
         if name is not None or password is not None:
-            raise fields.wrong("has a token and a user", hint="give one of them")
+            raise fields.wrong("has a token and a user", hint="give only one of them")
         return {"authorization": f"Bearer {token}"}
     if name is None and password is None:
         return {}
     if name is None or password is None or ":" in name:
-        raise fields.wrong("needs 'username' and 'password', both", hint="and no colon in the name")
+        raise fields.wrong("needs both 'username' and 'password'", hint="the name must not contain a colon")
     return {"authorization": f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"}

@@ -1,4 +1,4 @@
-"""What goes to a client: answers in the order of what they answer, and the frames of whatever is open.
+"""The output of a connection: responses in the order of their requests, and frames of subscriptions and queries.
 
 Each answer has a `ResponseSlot`; it is written when those before it are. Also counts them. Belongs to the loop's
 thread.
@@ -25,13 +25,13 @@ METHOD = "TCP"  # what stands for a method in metrics and the access log
 
 
 class FrameWriter:
-    """The way out of one connection."""
+    """The output of one connection."""
 
     def __init__(self, connection: TcpConnection) -> None:
         self.slots: deque[ResponseSlot] = deque()
         self.slots_bytes = 0  # of the frames that they answer
         self.turn = asyncio.Lock()  # of the subscriptions: one encodes at a time, when there is room for it
-        self.ended = False  # all is said: what is written now is for nobody
+        self.ended = False  # the last frame is written: later output is dropped
         self.transport: Any = None
         self._connection = connection
         self._metrics = connection.service.metrics
@@ -44,21 +44,21 @@ class FrameWriter:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room: the client takes too little, or a huge frame is being sent."""
+        """Return whether there is no room: the client takes too little, or a huge frame is being sent."""
         return self._paused or self._huge.locked()
 
     @property
     def behind(self) -> bool:
-        """Whether something waits for a huge frame to be sent."""
+        """Return whether something waits for a huge frame to be sent."""
         return bool(self._behind)
 
     @property
     def closing(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Return whether nothing can be written any more."""
         return self.ended or bool(self.transport.is_closing())
 
     def slot(self, size: int, count: int = 1) -> ResponseSlot:
-        """The place of the answers to so many frames, of this size together."""
+        """Return the place of the answers to so many frames, of this size together."""
         slot = ResponseSlot(size, count)
         self.place(slot)
         return slot
@@ -137,7 +137,7 @@ class FrameWriter:
         return True
 
     def way(self) -> Way | None:
-        """The socket for another thread to write to; None if others may write meanwhile, or with TLS."""
+        """Return the socket for another thread to write to; None if others may write meanwhile, or with TLS."""
         connection = self._connection
         if self.slots or connection.parts or connection.client.secure or self._huge.locked():
             return None
@@ -204,14 +204,14 @@ class FrameWriter:
         self._paused = True
 
     def resume(self) -> None:
-        """There is room again, or nobody any more."""
+        """Wake up writers: there is room again, or the connection is closed."""
         self._paused = False
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
 
     def lose(self) -> None:
-        """There is nobody any more."""
+        """Stop writing: the connection is closed."""
         self.ended = True
         self._way = None
         self.slots_bytes = 0

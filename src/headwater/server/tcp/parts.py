@@ -1,4 +1,4 @@
-"""What a connection has open beside its requests, and the frames that acknowledge what it sends."""
+"""The subscriptions and queries of a connection, and the frames that acknowledge their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}  # 
 
 
 class ConnectionPart:
-    """What a connection has open beside its requests: a subscription, a query. It writes frames when it likes."""
+    """A subscription or a query of a connection. It may write frames at any time."""
 
     def acknowledge(self, fields: FrameFields) -> None:
         """The client has received something. Raises what is wrong with the frame, which is only counted."""
@@ -23,15 +23,15 @@ class ConnectionPart:
         """There is room again."""
 
     def stop(self) -> None:
-        """The server stops: tell the client, and let go of everything."""
+        """Notify the client that the server stops, and release everything."""
         self.close()
 
     def close(self) -> None:
-        """The client has gone: let go of everything. May be called twice."""
+        """Release everything after the client has disconnected. May be called twice."""
 
 
 def _head(type: str) -> bytes:
-    """How a frame of this type begins, after its length, as nearly all clients write it."""
+    """Return how a frame of this type begins, after its length, as nearly all clients write it."""
     return b"\x02type\0" + protocol.LENGTH.pack(len(type) + 1) + type.encode() + b"\0"
 
 

@@ -1,4 +1,4 @@
-"""QUERY: the documents of a binder that match, all of one moment, sent as fast as the client acknowledges them.
+"""QUERY: matching documents from one snapshot of a binder, sent as fast as the client acknowledges them.
 
 A `QueryResults` holds one moment of its binder (`Binder.results`), from QUERY to its last result, and reads from it
 some documents at a time in a worker's thread. They are sent as they are stored. Belongs to the loop's thread.
@@ -57,7 +57,7 @@ async def query(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
 
 
 class QueryResults(ConnectionPart):
-    """A query that is under way."""
+    """A running query."""
 
     def __init__(self, connection: TcpConnection, id: int) -> None:
         self.id = id
@@ -152,7 +152,7 @@ class QueryResults(ConnectionPart):
             if not ready:
                 ready.extend(await self._work(self._read))
                 if not ready:
-                    raise Unavailable("documents are missing that were there before", code="internal")
+                    raise Unavailable("documents disappeared during the query", code="internal")
                 continue  # while they were read, the client may have stopped taking them
             some = [ready.popleft() for _ in range(min(room, len(ready)))]
             left -= len(some)
@@ -189,7 +189,7 @@ class QueryResults(ConnectionPart):
     # Reading, in a worker's thread
 
     async def _work(self, function: Callable[..., T], *args: Any) -> T:
-        """Call what uses the results. What they hold is let go of when it returns, if the query is over by then."""
+        """Call what uses the results. Releases their resources when it returns, if the query is over by then."""
         self._busy = True
         task = self._connection.loop.create_task(self._service.blocking(function, *args))
         task.add_done_callback(self._worked)
@@ -198,7 +198,7 @@ class QueryResults(ConnectionPart):
     def _worked(self, done: asyncio.Task[Any]) -> None:
         self._busy = False
         if not done.cancelled():
-            done.exception()  # maybe nobody waits any more
+            done.exception()  # there may be no waiter left
         if self.closed:
             self._let_go()
 
@@ -210,7 +210,7 @@ class QueryResults(ConnectionPart):
         self._results = ask()
 
     def _read(self) -> list[bytes]:
-        """The frames of the next results."""
+        """Return the frames of the next results."""
         assert self._results is not None
         frames, size = [], 0
         for each in islice(self._results, self._connection.limits.query_unacked_max):
@@ -226,7 +226,7 @@ class QueryResults(ConnectionPart):
 def _check_number(connection: TcpConnection, id: int) -> None:
     """Raise what keeps the connection from having another query under this name."""
     if ("QUERYACK", id) in connection.parts:
-        raise Conflict(f"the query {id} is under way", hint="take another queryID", code="query_open")
+        raise Conflict(f"query {id} is still running", hint="use another queryID", code="query_open")
     most = connection.limits.connection_queries_max
     if sum(isinstance(part, QueryResults) for part in connection.parts.values()) >= most:
         raise too_many(

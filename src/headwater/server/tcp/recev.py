@@ -99,7 +99,7 @@ class EventColumns(NamedTuple):
 
 
 def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> EventFrames:
-    """The frames of the next batches, about `CHUNK_BYTES` of them. No frames when there are no more batches."""
+    """Return the frames of the next batches, about `CHUNK_BYTES` of them. No frames when there are no more batches."""
     found: list[Frames] = []
     few: list[Event] = []  # of small batches
     size = 0
@@ -126,7 +126,7 @@ def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> EventF
 
 
 def encode_events(sub_id: int, events: Sequence[Event], frame_max: int) -> EventFrames:
-    """The frames of events, in their order, up to one that is too large. Those without data are huge."""
+    """Return the frames of events, in their order, up to one that is too large. Those without data are huge."""
     found: list[Frames] = []
     for (partition, content, huge), same in groupby(events, _by_place):
         run = list(same)
@@ -167,7 +167,7 @@ def _encode_huge(sub_id: int, events: Sequence[Event], frame_max: int, found: li
 
 
 def _huge_frame(sub_id: int, event: Event, frame_max: int) -> bytes:
-    """The frame of a huge event, whose data is read for it; raises TooLarge."""
+    """Return the frame of a huge event, whose data is read for it; raises TooLarge."""
     whole = msgspec.structs.replace(event, data=b"".join(event.chunks()))
     frames, error = encode_events(sub_id, [whole], frame_max)
     if error is not None:
@@ -196,7 +196,7 @@ def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> EventFrames
 
 
 def _frames(sub_id: int, columns: EventColumns, frame_max: int) -> EventFrames:
-    """The frames of events of one partition and content."""
+    """Return the frames of events of one partition and content."""
     count = len(columns.offsets)
     documents = _documents(columns.content, columns.data)
     wrong = _wrong(columns.content, columns.data, documents)
@@ -230,7 +230,7 @@ def _frames(sub_id: int, columns: EventColumns, frame_max: int) -> EventFrames:
 
 
 def _heads(sub_id: int, columns: EventColumns, sizes: I64) -> list[bytes]:
-    """The fixed fields of each frame, which has so many bytes in all."""
+    """Return the fixed fields of each frame, which has so many bytes in all."""
     rows = np.frombuffer(bytearray(_HEAD * len(sizes)), _ROW)
     whole, ticks = sizes - 4, columns.ticks
     rows["prefix"] = whole
@@ -247,7 +247,7 @@ def _heads(sub_id: int, columns: EventColumns, sizes: I64) -> list[bytes]:
 
 
 def _cut(columns: EventColumns, count: int) -> EventColumns:
-    """The first events of some."""
+    """Return the first events of some."""
     return columns._replace(
         offsets=columns.offsets[:count],
         ticks=columns.ticks[:count],
@@ -262,7 +262,7 @@ def _cut(columns: EventColumns, count: int) -> EventColumns:
 
 
 def _types(types: bytes | Sequence[bytes | None]) -> tuple[Any, Any]:
-    """The field `eventType` of each event, or of all of them again and again, and its size."""
+    """Return the field `eventType` of each event, or of all of them again and again, and its size."""
     if isinstance(types, bytes):
         field = _text(b"eventType", types)
         return repeat(field), len(field)
@@ -276,7 +276,7 @@ def _text(name: bytes, value: bytes) -> bytes:
 
 
 def _key(key: bytes | None) -> bytes:
-    """The field `key`: text where it can be, nothing without a key."""
+    """Return the field `key`: text where it can be, nothing without a key."""
     if key is None:
         return b""
     try:
@@ -287,7 +287,7 @@ def _key(key: bytes | None) -> bytes:
 
 
 def _meta(meta: bytes | None) -> bytes:
-    """The field `meta`. A name with a zero byte, which BSON cannot hold, is left out."""
+    """Return the field `meta`. A name with a zero byte, which BSON cannot hold, is left out."""
     if not meta:
         return b""
     told = {name: value for name, value in _decode_meta(meta).items() if "\0" not in name}
@@ -300,7 +300,7 @@ _BYTES = b"\x02content\0\x06\0\0\0bytes\0"
 
 
 def _documents(content: Content, values: Sequence[bytes]) -> Sequence[bytes]:
-    """Each event as a document."""
+    """Return each event as a document."""
     if content == "bson":
         return values if is_bson(values) else [each if is_bson([each]) else _encoded({"data": each}) for each in values]
     if content == "json":
@@ -311,7 +311,7 @@ def _documents(content: Content, values: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def _wrong(content: Content, values: Sequence[bytes], documents: Sequence[bytes]) -> Sequence[bytes]:
-    """The field `content` of each event that is not what its producer called it, and comes as binary."""
+    """Return the field `content` of each event that is not what its producer called it, and comes as binary."""
     if content == "bson":
         return [b"" if document is value else _BYTES for value, document in zip(values, documents, strict=True)]
     if content == "bytes":
@@ -331,7 +331,7 @@ def _of_json(value: bytes) -> bytes:
 
 
 def _nested(document: bytes) -> bytes:
-    """A document in another."""
+    """Return a document in another."""
     return protocol.LENGTH.pack(len(document) + 7) + b"\x03\0" + document + b"\0"
 
 
@@ -348,10 +348,10 @@ def _encoded(document: dict[str, Any]) -> bytes:
 
 
 def too_large(partition: int, offset: int, size: int, frame_max: int) -> TooLarge:
-    """An event does not fit into a frame."""
+    """Return the error for an event that does not fit into a frame."""
     return TooLarge(
-        f"the event {offset} of partition {partition} has {size} bytes, and a frame may have {frame_max}",
-        hint="read it over HTTP, and begin after it",
+        f"event {offset} of partition {partition} has {size} bytes; a frame may have at most {frame_max}",
+        hint="read it over HTTP, and subscribe after it",
         code="too_large",
         limit="frame_bytes_max",
         maximum=frame_max,

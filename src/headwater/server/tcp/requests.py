@@ -1,4 +1,4 @@
-"""The table of requests: who answers which frame. EMIT, CONNECT and what has no answer are the connection's own."""
+"""The table of handlers by frame type. The connection itself handles EMIT, CONNECT and frames without a response."""
 
 from __future__ import annotations
 

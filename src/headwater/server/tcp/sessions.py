@@ -43,13 +43,15 @@ class Session:
     def add(self, emit: Emit) -> None:
         """Take one event more, or raise what is wrong with it: then the transaction is as it was before.
 
-        What cannot be told without waiting, as a right that must be looked up, is told by COMMITTX.
+        Errors that need waiting, such as a right that must be looked up, are reported by COMMITTX.
         """
         connection, shape = self._connection, emit.shape
         options = shape.options or NOTHING
         if options.sync is not None or options.producer is not None:
             name = "durability" if options.sync is not None else "producer"
-            raise Invalid(f"EMIT has {name!r}, which a transaction has for all its events", code="bad_field")
+            raise Invalid(
+                f"EMIT in a transaction takes no {name!r}: it applies to the whole transaction", code="bad_field"
+            )
         service = connection.service
         user = service.access.known(connection.headers, connection.client)
         if user is not None:
@@ -95,7 +97,9 @@ def start(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
     session = _session_id("STARTTX", frame)
     if session in connection.sessions:
         raise Conflict(
-            f"the transaction {session} is open", hint="commit or abort it, or take another", code="transaction_open"
+            f"transaction {session} is already open",
+            hint="commit or abort it, or use another session",
+            code="transaction_open",
         )
     most = connection.limits.sessions_max
     if len(connection.sessions) >= most:
@@ -122,12 +126,12 @@ async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot
     budget.take(held)
     task = connection.loop.create_task(_stored(connection, emits))
     task.add_done_callback(lambda _: budget.give_back(held))
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # there may be no waiter left
     return AnswerSlot(await asyncio.shield(task))
 
 
 async def _stored(connection: TcpConnection, emits: list[Emit]) -> bytes:
-    """The answer to a transaction that is stored; raises if it is not."""
+    """Return the answer to a transaction that is stored; raises if it is not."""
     service = connection.service
     user = await connection.user()
     topics = list(dict.fromkeys(emit.shape.topic for emit in emits))
@@ -142,7 +146,7 @@ async def _stored(connection: TcpConnection, emits: list[Emit]) -> bytes:
 
 
 class _MissingTopicsError(Exception):
-    """Topics that must be made first."""
+    """Topics that must be created first."""
 
     def __init__(self, topics: list[str]) -> None:
         super().__init__()
@@ -179,15 +183,18 @@ def _session_id(type: str, frame: dict[str, Any]) -> int:
 
 
 def _ended(type: str, connection: TcpConnection, frame: dict[str, Any]) -> Session:
-    """The transaction that a frame ends, which is not open from now on."""
+    """Return the transaction that a frame ends, which is not open from now on."""
     number = _session_id(type, frame)
     session = connection.sessions.pop(number, None)
     if session is None:
-        raise NotFound(f"there is no transaction {number}", hint="begin it with STARTTX", code="no_transaction")
+        raise NotFound(f"no open transaction {number}", hint="start it with STARTTX", code="no_transaction")
     return session
 
 
 def _unanswerable(most: int) -> TooLarge:
     return TooLarge(
-        "the answer to COMMITTX would not fit a frame", hint="make several of it", limit="frame_bytes_max", maximum=most
+        "the answer to COMMITTX would not fit a frame",
+        hint="split it into several transactions",
+        limit="frame_bytes_max",
+        maximum=most,
     )

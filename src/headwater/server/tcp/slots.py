@@ -1,4 +1,4 @@
-"""The places of answers on a connection: they are written in the order of what they answer."""
+"""Slots that keep the responses of a connection in the order of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SUBSCRIBE and UNSUBSCRIBE, and the subscription to a topic that keeps nothing. Belongs to the loop's thread."""
+"""SUBSCRIBE and UNSUBSCRIBE, and the subscription to a topic that is not durable. Belongs to the loop's thread."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ async def unsubscribe(connection: TcpConnection, frame: dict[str, Any]) -> Answe
 async def _subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlot:
     topic = fields.text("streamName", needed=True) or ""
     if "after" in fields:
-        raise fields.wrong("has 'after' without 'binder'", hint="events begin at 'startSequence'")
+        raise fields.wrong("has 'after' without 'binder'", hint="for events, use 'startSequence'")
     start, partition = _start(fields), fields.integer("partition", most=INT32)
     selection: dict[str, Any] = {"type": _type(fields), "match": fields.document("matcher")}
     name = fields.text("durableID")
     user = await connection.require("SUBSCRIBE", topic)
     if name is not None and partition is not None:
-        raise fields.wrong("has 'partition' and 'durableID'", hint="a durable subscription has all partitions")
+        raise fields.wrong("has 'partition' and 'durableID'", hint="a durable subscription reads all partitions")
     subscription: TopicSubscription | durable.DurableSubscription
     if name is not None:
         subscription = await durable.owned(connection, topic, name, user.name, start, selection)
@@ -96,25 +96,25 @@ async def enter(subscription: TopicSubscription | durable.DurableSubscription, s
 
 
 def _type(fields: FrameFields) -> str | None:
-    """The pattern of the types that are wanted; None for all."""
+    """Return the pattern of the types that are wanted; None for all."""
     name, pattern = fields.text("eventType"), fields.text("typeMatcher")
     if name is not None and pattern is not None:
-        raise fields.wrong("has 'eventType' and 'typeMatcher'", hint="give a name, or a pattern")
+        raise fields.wrong("has 'eventType' and 'typeMatcher'", hint="give a type or a pattern")
     return pattern if name is None else exactly(name)
 
 
 def _start(fields: FrameFields) -> Position:
-    """Where a subscription begins: at the end, unless it says."""
+    """Return where a subscription begins: at the end, unless it says."""
     offset, time = fields.integer("startSequence"), fields.integer("startTimestamp", most=LAST_MS)
     if offset is not None and time is not None:
-        raise fields.wrong("has 'startSequence' and 'startTimestamp'", hint="give one of them")
+        raise fields.wrong("has 'startSequence' and 'startTimestamp'", hint="give only one of them")
     if time is not None:
         return EPOCH + timedelta(milliseconds=time)
     return "latest" if offset is None else offset
 
 
 class TopicSubscription(TcpSubscription):
-    """A subscription to a topic that keeps nothing: it reads for itself, and waits when its client is slow."""
+    """A subscription to a topic that is not durable: it has its own reader, and waits when its client is slow."""
 
     _batches: AsyncGenerator[list[EventBatch], None]
 

@@ -1,4 +1,4 @@
-"""A subscription: frames that are sent as there is something, as fast as the client takes and acknowledges them.
+"""A subscription: sends frames as events arrive, as fast as the client reads and acknowledges them.
 
     subscription = Topic(connection, ...)        a kind of it: `run` sends, with `await self.send(frames)`
     return subscription.accepted()               the Answer to SUBSCRIBE; it streams when that is written
@@ -42,7 +42,7 @@ class Frames(NamedTuple):
 
 
 class TcpSubscription(ConnectionPart):
-    """What all kinds of subscriptions have in common: a subID, what is not acknowledged, and an end.
+    """The base of all subscriptions: a subID, unacknowledged events, and an end.
 
     `several` tells that there is more than one partition, so that an acknowledgement has to name it.
     """
@@ -86,8 +86,8 @@ class TcpSubscription(ConnectionPart):
         """The client wants no more; with `delete`, it is to be forgotten for good. Nothing is sent after this."""
         if delete:
             raise Invalid(
-                f"subscription {self.id} is not durable, and nothing of it is kept",
-                hint="UNSUBSCRIBE without 'delete'",
+                f"subscription {self.id} is not durable: there is nothing to delete",
+                hint="send UNSUBSCRIBE without 'delete'",
                 code="not_durable",
             )
         self.close()
@@ -148,7 +148,7 @@ class TcpSubscription(ConnectionPart):
         if offset is None:
             found = self.unacked.one()
         elif partition is None and self.several:
-            raise fields.wrong("needs 'partition' with 'seqNo'", hint="the subscription has several")
+            raise fields.wrong("needs 'partition' with 'seqNo'", hint="the subscription has several partitions")
         else:
             found = self.unacked.upto(self.only if partition is None else partition, offset)
         if found is not None:
@@ -193,10 +193,10 @@ class TcpSubscription(ConnectionPart):
 
 
 def find(connection: TcpConnection, id: int) -> TcpSubscription:
-    """The subscription of a connection that has this subID; raises NotFound."""
+    """Return the subscription of a connection that has this subID; raises NotFound."""
     part = connection.parts.get(("ACKEV", id))
     if not isinstance(part, TcpSubscription):
-        raise NotFound(f"there is no subscription {id}", hint="it may have ended", code="subscription_not_found")
+        raise NotFound(f"no such subscription: {id}", hint="it may have ended", code="subscription_not_found")
     return part
 
 
@@ -205,7 +205,7 @@ def check_number(connection: TcpConnection) -> None:
     most = connection.limits.subscriptions_max
     if sum(isinstance(part, TcpSubscription) for part in connection.parts.values()) >= most:
         raise Unavailable(
-            f"a connection may have {most} subscriptions",
+            f"a connection may have at most {most} subscriptions",
             hint="end one, or open another connection",
             code="too_many",
             limit="subscriptions_max",
@@ -214,5 +214,5 @@ def check_number(connection: TcpConnection) -> None:
 
 
 def stopping() -> Unavailable:
-    """The server ends."""
-    return Unavailable("the server ends", hint="connect again soon", code="stopping")
+    """Return the error that tells clients that the server is stopping."""
+    return Unavailable("the server is stopping", hint="connect again soon", code="stopping")

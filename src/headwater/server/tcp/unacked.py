@@ -1,4 +1,4 @@
-"""What was sent to a subscription and is not acknowledged: how much more may be sent, and what an ACKEV means.
+"""The unacknowledged events of a subscription: how many more may be sent, and what an ACKEV covers.
 
 Memory only, in the loop's thread. What was sent is kept in runs of one partition, in the order in which it was sent.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class AckedRange(NamedTuple):
-    """All up to an offset of a partition, which was sent under `fence`, are acknowledged; `events` of them anew."""
+    """All events of a partition up to an offset, sent under `fence`, are acknowledged; `events` of them newly."""
 
     partition: int
     offset: int
@@ -21,7 +21,7 @@ class AckedRange(NamedTuple):
 
 
 class UnackedEvents:
-    """What a client has not acknowledged yet. Offsets of a partition ascend, numbers may be missing."""
+    """The events that a client has not acknowledged yet. Offsets of a partition ascend, with gaps."""
 
     __slots__ = ("_most", "_runs", "count")
 
@@ -33,7 +33,7 @@ class UnackedEvents:
 
     @property
     def room(self) -> int:
-        """How many more may be sent."""
+        """Return how many more may be sent."""
         return max(0, self._most - self.count)
 
     def add(self, partition: int, offsets: Sequence[int], fence: int = 0) -> None:
@@ -43,7 +43,7 @@ class UnackedEvents:
             self.count += len(offsets)
 
     def one(self) -> AckedRange | None:
-        """One more is acknowledged, the first that was not; None if there is none."""
+        """Acknowledge the first unacknowledged event; return None if there is none."""
         if not self._runs:
             return None
         run = self._runs[0]
@@ -55,7 +55,7 @@ class UnackedEvents:
         return AckedRange(run.partition, offset, run.fence, 1)
 
     def upto(self, partition: int, offset: int) -> AckedRange | None:
-        """All of a partition up to an offset are; None if none of them was unacknowledged."""
+        """Acknowledge all events of a partition up to an offset; return None if none was unacknowledged."""
         found: _UnackedRun | None = None
         count = last = over = 0
         for run in self._runs:

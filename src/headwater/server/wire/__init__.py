@@ -1,1 +1,1 @@
-"""What goes over HTTP, as bytes: items, server-sent events, lines, Arrow, CloudEvents, batches. No I/O."""
+"""The HTTP body formats as bytes: items, server-sent events, lines, Arrow, CloudEvents, batches. No I/O."""

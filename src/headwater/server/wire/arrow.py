@@ -49,11 +49,11 @@ _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 def encode(
     batches: Iterable[EventBatch], cut: Cut | None = None, columns: Sequence[str] | None = None
 ) -> Iterator[bytes]:
-    """The stream of batches, in pieces. Raises Invalid for a column that there is not."""
+    """Yield the stream of batches, in pieces. Raises Invalid for a column that there is not."""
     pa = arrow.pyarrow()
     names = list(columns or arrow.DEFAULT_COLUMNS)
     if len(set(names)) < len(names):
-        raise Invalid("a column is asked for twice", code="bad_parameter")
+        raise Invalid("duplicate column", code="bad_parameter")
     schema = pa.schema(
         [pa.field(field.name, pa.string()) if field.name == "type" else field for field in arrow.schema(names)]
     )
@@ -72,7 +72,7 @@ def encode(
 
 
 def _serialized(group: list[EventBatch], names: list[str], schema: Any) -> bytes:
-    """The record batch of events."""
+    """Return the record batch of events."""
     whole = events.table(group, names).combine_chunks().cast(schema)
     return b"".join(batch.serialize().to_pybytes() for batch in whole.to_batches())
 
@@ -96,7 +96,7 @@ def _groups(parts: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
 
 
 def parse(body: bytes, limits: Limits, events_max: int) -> list[ParsedEvents]:
-    """The rows of a stream, in order, in parts of one content that fit one batch each; none for no rows.
+    """Return the rows of a stream, in order, in parts of one content that fit one batch each; none for no rows.
 
     Raises Invalid for what is no stream with the columns `data` and, if there are, `key`, `type`, `content` and `meta`,
     and TooLarge for more than `events_max` rows, or more bytes than `batch_bytes_max`, however they are packed.
@@ -116,7 +116,7 @@ def look(body: bytes, limits: Limits, events_max: int) -> ArrowBody:
 
 
 class ArrowBody:
-    """A stream that was looked at. `grows` tells that its rows may take more than was sent."""
+    """An inspected stream. `grows` means that its rows may take more memory than was sent."""
 
     def __init__(self, reader: Any, limits: Limits, events_max: int, *, grows: bool) -> None:
         self.grows = grows
@@ -125,7 +125,7 @@ class ArrowBody:
         self._events_max = events_max
 
     def parts(self) -> list[ParsedEvents]:
-        """Its rows, once."""
+        """Return its rows, once."""
         parts: list[ParsedEvents] = []
         rest = _Budget(self._limits, self._events_max)
         with _refusing():
@@ -135,7 +135,7 @@ class ArrowBody:
         return parts
 
     def _joined(self, rest: _Budget) -> Iterator[Any]:
-        """The batches that have rows, small ones together: each that is appended costs, however few it has."""
+        """Yield the batches that have rows, small ones together: each that is appended costs, however few it has."""
         run: list[Any] = []
         rows = 0
         plain = not any(_names_values(field.type) for field in self._reader.schema)
@@ -160,7 +160,7 @@ def _join(batches: list[Any]) -> list[Any]:
 
 
 class _Budget:
-    """What a stream may come to. Whatever is claimed is added here before anything is made of it."""
+    """The limits of a stream. Every claimed size is added here before memory is allocated for it."""
 
     def __init__(self, limits: Limits, events_max: int) -> None:
         self._limits = limits
@@ -177,9 +177,9 @@ class _Budget:
         most = WORK * self._limits.batch_bytes_max
         if self._messages > MESSAGES_MAX or self._work > most:
             raise TooLarge(
-                f"the stream has {self._messages} messages or more, and may have {MESSAGES_MAX}"
+                f"the stream has at least {self._messages} messages; the limit is {MESSAGES_MAX}"
                 if self._messages > MESSAGES_MAX
-                else f"the dictionaries of the stream, taken with each batch, have more than {most} bytes",
+                else f"the dictionaries of the stream, counted with each batch, have more than {most} bytes",
                 hint="write larger record batches",
                 code="too_many_batches",
             )
@@ -189,7 +189,7 @@ class _Budget:
         self.bytes += max(size, 0)
         if self._events > self._events_max:
             raise TooLarge(
-                f"the stream has {self._events} rows or more, and may have {self._events_max}",
+                f"the stream has at least {self._events} rows; the limit is {self._events_max}",
                 hint="send them in several requests",
                 limit="arrow_events_max",
                 maximum=self._events_max,
@@ -224,7 +224,7 @@ def _look_at_messages(body: bytes, budget: _Budget) -> None:
 
 
 def _claimed(batch: _FlatTable, body: memoryview) -> int:
-    """The bytes of all buffers of a record batch once they are decompressed."""
+    """Return the bytes of all buffers of a record batch once they are decompressed."""
     buffers = batch.longs(2).reshape(-1, 2)
     if batch.table(3) is None:
         return int(buffers[:, 1].sum())
@@ -263,7 +263,7 @@ class _FlatTable:
         return 0 if at is None else int(_I64.unpack_from(self._buffer, at)[0])
 
     def longs(self, field: int) -> I64:
-        """A vector of structs of two numbers, as one array."""
+        """Return a vector of structs of two numbers, as one array."""
         at = self._place(field)
         if at is None:
             return np.zeros(0, np.int64)
@@ -283,7 +283,7 @@ def _check_schema(schema: Any) -> None:
     if wrong or "data" not in names:
         raise Invalid(
             f"the stream has the columns {', '.join(names[:20])}",
-            hint="it needs data, and may have key, type, content and meta; drop or rename others",
+            hint="data is required; key, type, content and meta are optional; drop or rename others",
             code="bad_columns",
         )
     for field in schema:
@@ -301,13 +301,13 @@ def _is_bytes(type: Any) -> bool:
 
 
 def _names_values(type: Any) -> bool:
-    """Whether many rows of such a column may share one value."""
+    """Return whether many rows of such a column may share one value."""
     pa = arrow.pyarrow()
     return bool(pa.types.is_dictionary(type)) or type in (pa.binary_view(), pa.string_view())
 
 
 def _bytes_of(array: Any) -> int:
-    """How many bytes the values of an array have, each counted as often as it is named."""
+    """Return how many bytes the values of an array have, each counted as often as it is named."""
     if not arrow.pyarrow().types.is_dictionary(array.type):
         return int(_lengths(array).sum())
     lengths = _lengths(array.dictionary)
@@ -316,7 +316,7 @@ def _bytes_of(array: Any) -> int:
 
 
 def _lengths(array: Any) -> I64:
-    """The length of each value; 0 for null."""
+    """Return the length of each value; 0 for null."""
     pa = arrow.pyarrow()
     count = len(array)
     if array.type in (pa.binary_view(), pa.string_view()):
@@ -333,7 +333,7 @@ def _lengths(array: Any) -> I64:
 
 
 def _by_content(batch: Any) -> Iterator[tuple[Content | None, Any]]:
-    """The rows without the column of contents, in runs of one content; None where the stream does not say it."""
+    """Yield the rows without the column of contents, in runs of one content; None where the stream does not say it."""
     names = batch.schema.names
     if "content" not in names or not batch.num_rows:
         yield None, batch
@@ -341,12 +341,14 @@ def _by_content(batch: Any) -> Iterator[tuple[Content | None, Any]]:
     values = arrow.values_of(batch.column("content"))
     known = {content.encode(): content for content in CONTENTS}
     if not set(values) <= set(known):
-        raise Invalid(f"a content is none of {', '.join(CONTENTS)}", code="bad_content")
+        raise Invalid(f"a content is not one of {', '.join(CONTENTS)}", code="bad_content")
     numbers = {content: number for number, content in enumerate(known)}
     codes = np.fromiter((numbers[value] for value in values if value is not None), np.int64, len(values))
     starts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist()]
     if len(starts) > CONTENT_RUNS_MAX:
-        raise Invalid("the content changes too often", hint="sort by content, or send each alone", code="bad_content")
+        raise Invalid(
+            "the content changes too often", hint="sort by content, or send each content separately", code="bad_content"
+        )
     rest = batch.select([name for name in names if name != "content"])
     for lo, hi in zip(starts, [*starts[1:], len(values)], strict=True):
         yield known[values[lo] or b""], rest.slice(lo, hi - lo)
@@ -386,7 +388,7 @@ def _refusing() -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, ValueError, error, IndexError, OverflowError) as wrong:
         reason = " ".join(str(wrong).split())[:200]
-        raise Invalid(f"the body is no stream of Arrow: {reason}", code="bad_body") from wrong
+        raise Invalid(f"the body is not an Arrow stream: {reason}", code="bad_body") from wrong
 
 
 @cache

@@ -40,12 +40,12 @@ _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def encode_all(batches: Iterable[EventBatch]) -> Iterator[bytes]:
-    """The frames of batches, in pieces of a good size."""
+    """Return the frames of batches, in pieces of a good size."""
     return joined(frame for batch in batches for frame in encode(batch))
 
 
 def encode(batch: EventBatch) -> Iterator[bytes]:
-    """The frames of a batch. Raises Corrupt where something had to be taken out of a damaged one."""
+    """Yield the frames of a batch. Raises Corrupt where something had to be taken out of a damaged one."""
     stored, lo, hi = batch.piece
     dense = len(batch) * SPARSE > stored.count and stored.size <= LARGE_BYTES
     if stored.flags & BLOB or stored.size <= SMALL_BYTES or dense:
@@ -65,7 +65,7 @@ def encode(batch: EventBatch) -> Iterator[bytes]:
 
 
 def _encode(stored: Batch, rows: I64, ticks: I64, partition: int) -> bytes:
-    """The frame of a new batch that has the events `rows`."""
+    """Return the frame of a new batch that has the events `rows`."""
     lo, hi = int(rows[0]), int(rows[-1]) + 1
     some = rows - lo if len(rows) < hi - lo else None
     columns: dict[int, Column | None] = {}
@@ -78,7 +78,7 @@ def _encode(stored: Batch, rows: I64, ticks: I64, partition: int) -> bytes:
 
 
 def _only(column: Column, rows: I64 | None) -> Column:
-    """The column, in which others than `rows` are empty."""
+    """Return the column, in which others than `rows` are empty."""
     if rows is None or column.offsets is None or column.codes is not None:
         return column
     starts = column.offsets[rows].astype(np.int64)
@@ -91,7 +91,7 @@ def _only(column: Column, rows: I64 | None) -> Column:
 
 
 def parse(body: bytes, limits: Limits) -> ParsedEvents:
-    """The events of the batch that a request holds, which is one: whole, without blobs, ticks or a producer.
+    """Return the events of the batch that a request holds, which is one: whole, without blobs, ticks or a producer.
 
     Raises Invalid for what is not that, TooLarge for more than the limits allow, Unsupported for a newer format.
     """
@@ -102,11 +102,11 @@ def parse(body: bytes, limits: Limits) -> ParsedEvents:
         decoder.finish()
         if len(found) != 1 or found[0].rows is not None:
             raise Invalid(
-                f"there are {len(found)} batches, or rows of one, and a request has one batch", code="bad_body"
+                f"the body has {len(found)} batches, or part of one; a request takes exactly one batch", code="bad_body"
             )
         _, batch, lo, hi, _ = found[0]
         if batch.flags or (lo, hi) != (0, batch.count) or not set(batch.kinds) <= set(_KINDS):
-            raise Invalid("a batch of a request has flags, ticks or a producer, or is not meant whole", code="bad_body")
+            raise Invalid("the batch has flags, ticks or a producer, or is not complete", code="bad_body")
         if batch.bytes_claimed() > bytes_max:
             raise too_long(batch.bytes_claimed(), limits)
         batch.validate()
@@ -118,7 +118,7 @@ def parse(body: bytes, limits: Limits) -> ParsedEvents:
 
 
 def _plain(column: Column | None, kind: int, limits: Limits) -> Column | None:
-    """A column as appends make it themselves: types constant or in a dictionary, others plain."""
+    """Return a column as appends make it themselves: types constant or in a dictionary, others plain."""
     if column is None:
         return None
     if column.valid is not None and kind in (TYPE, DATA):

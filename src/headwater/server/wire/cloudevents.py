@@ -36,7 +36,7 @@ VERSION = "1.0"
 _NAME = re.compile(r"[a-z0-9]{1,64}").fullmatch  # of an attribute; ours, so not a user's pattern
 _JSON = re.compile(r"(?:[^/]+/json|[^/]+/[^/]+\+json)").fullmatch
 
-NONE = "this is no CloudEvent"
+NONE = "this is not a CloudEvent"
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_array = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _decode_value = msgspec.json.Decoder(str | bool | int | None).decode
@@ -54,12 +54,12 @@ class Item(NamedTuple):
 
 
 def structured(body: bytes) -> Item:
-    """One event in JSON; raises Invalid."""
+    """Return one event in JSON; raises Invalid."""
     return _item(decoded(_decode_object, body, NONE))
 
 
 def batch(body: bytes, limits: Limits) -> ParsedEvents:
-    """An array of events, of one content; raises Invalid, and TooLarge for too many."""
+    """Return an array of events, of one content; raises Invalid, and TooLarge for too many."""
     if more_than(body, limits.batch_events_max):
         raise too_many(limits.batch_events_max + 1, limits)
     found = decoded(_decode_array, body, NONE)
@@ -69,8 +69,8 @@ def batch(body: bytes, limits: Limits) -> ParsedEvents:
     contents = {item.content for item in items}
     if len(contents) > 1:
         raise Invalid(
-            f"the events are of several contents: {', '.join(sorted(contents))}",
-            hint="send them in several requests",
+            f"the events have different contents: {', '.join(sorted(contents))}",
+            hint="send each content in its own request",
             code="bad_body",
         )
     if not items:
@@ -87,12 +87,12 @@ def batch(body: bytes, limits: Limits) -> ParsedEvents:
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
-    """Whether the headers say that the body is the data of one event."""
+    """Return whether the headers say that the body is the data of one event."""
     return f"{PREFIX}specversion" in headers
 
 
 def binary(headers: Mapping[str, str], body: bytes) -> Item:
-    """One event whose attributes are headers; raises Invalid."""
+    """Return one event whose attributes are headers; raises Invalid."""
     attributes = {
         name.removeprefix(PREFIX): _unquoted(name, value) for name, value in headers.items() if name.startswith(PREFIX)
     }
@@ -110,12 +110,12 @@ def _item(fields: dict[str, Raw]) -> Item:
         if value is not None:
             attributes[name] = str(value).lower() if isinstance(value, bool) else str(value)
     if data is not UNSET and encoded is not UNSET:
-        raise _bad("both data and data_base64 are there")
+        raise _bad("it has both data and data_base64")
     return _made(attributes, *_data(data, encoded, attributes.get("datacontenttype", "application/json")))
 
 
 def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[bytes, Content]:
-    """The data of an event in JSON. Where it is not JSON itself, a string is meant as what it says."""
+    """Return the data of an event in JSON. Where it is not JSON itself, a string is meant as what it says."""
     if encoded is not UNSET:
         text = decoded(_decode_text, encoded, NONE)
         try:
@@ -133,12 +133,12 @@ def _data(data: Raw | UnsetType, encoded: Raw | UnsetType, media: str) -> tuple[
 def _made(attributes: dict[str, str], data: bytes, content: Content) -> Item:
     for name in attributes:
         if not _NAME(name):
-            raise _bad(f"{name[:80]!r} is not the name of an attribute", "names are lower-case letters and digits")
+            raise _bad(f"{name[:80]!r} is not an attribute name", "use lower-case letters and digits")
     missing = [name for name in REQUIRED if not attributes.get(name)]
     if missing:
-        raise _bad(f"{', '.join(missing)} is missing", "id, source, specversion and type are needed")
+        raise _bad(f"{', '.join(missing)} is missing", "id, source, specversion and type are required")
     if attributes["specversion"] != VERSION:
-        raise _bad(f"specversion is {attributes['specversion'][:20]!r}", f"{VERSION} is understood")
+        raise _bad(f"unsupported specversion {attributes['specversion'][:20]!r}", f"use {VERSION}")
     type, subject = attributes.pop("type"), attributes.pop("subject", None)
     meta = {f"{PREFIX}{name}": value for name, value in attributes.items()}
     return Item(type, None if subject is None else subject.encode(), data, content, meta)
@@ -154,7 +154,7 @@ def _type_of(media: str) -> str:
 
 
 def _unquoted(name: str, value: str) -> str:
-    """The value of a header, in which all but plain ASCII is percent-encoded."""
+    """Return the value of a header, in which all but plain ASCII is percent-encoded."""
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeDecodeError as error:

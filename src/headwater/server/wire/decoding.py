@@ -1,4 +1,4 @@
-"""JSON from outside: whatever is wrong with it is the client's mistake, and told as that. Safe from any thread."""
+"""Decodes JSON from clients: every error is raised as the client's mistake. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import msgspec
 from headwater.errors import Invalid
 
 T = TypeVar("T")
-UNUSABLE = "the JSON cannot be used"
-# What decoders raise for what somebody sent: not JSON or not of the type, not UTF-8, a number of too many digits,
+UNUSABLE = "invalid JSON"
+# Errors that decoders raise for invalid input: not JSON or not of the type, not UTF-8, a number of too many digits,
 # nested too deep, or more than there is memory for.
 WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 
-def decoded(
-    decode: Callable[[bytes], T], said: bytes, what: str = "the JSON cannot be used", code: str = "bad_body"
-) -> T:
+def decoded(decode: Callable[[bytes], T], said: bytes, what: str = "invalid JSON", code: str = "bad_body") -> T:
     """Return what JSON says; raises Invalid for what it may not say."""
     try:
         return decode(said)

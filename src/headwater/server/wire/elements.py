@@ -1,4 +1,4 @@
-"""How many elements a JSON array has, told by its commas, without making anything of it. Bytes only.
+"""Counts the elements of a JSON array by its commas, without decoding it. Bytes only.
 
     more_than(array, most) -> bool
 
@@ -17,7 +17,7 @@ COMMAS_MAX = 1_000_000  # with no more, it may be taken apart whatever they are 
 
 
 def more_than(array: bytes, most: int) -> bool:
-    """Whether a JSON array has more elements. What is no JSON may be counted as anything: taking it apart tells."""
+    """Return whether a JSON array has more elements. For invalid JSON the result is arbitrary: decoding it fails."""
     if array.count(b",") <= COMMAS_MAX:
         return False
     letters = np.frombuffer(array, np.uint8)
@@ -38,7 +38,7 @@ def more_than(array: bytes, most: int) -> bool:
 
 
 def _quotes(block: Any, slashes: int) -> tuple[Any, int]:
-    """Which letters begin or end a string, after so many backslashes; and with how many the block ends."""
+    """Return which letters begin or end a string, after so many backslashes; and with how many the block ends."""
     quotes = block == 34
     others = np.flatnonzero(block != 92)  # a quote is escaped by an odd number of backslashes before it
     last = len(block) - 1 - int(others[-1]) if len(others) else slashes + len(block)

@@ -1,4 +1,4 @@
-"""Huge events on their way out: encoded as a whole, sent a slice at a time, and held by none of those who wait.
+"""Encodes huge events as a whole and sends them in slices, without a copy for each reader.
 
     slices(key, encode) -> Iterator[bytes]      what `encode` returns, in slices; equal keys must encode to equal bytes
     encoded(batch, form, encode)                `encode(batch)`, in slices if it is huge; `form` names what encode does
@@ -26,7 +26,7 @@ ENCODED_AT_ONCE = 2
 
 
 class _EncodedPart:
-    """One huge event in one form, and how many are in its midst."""
+    """One huge event in one format, and the number of its readers."""
 
     __slots__ = ("data", "readers", "size")
 
@@ -37,7 +37,7 @@ class _EncodedPart:
 
 
 class Encodings:
-    """What is encoded for readers that are in its midst."""
+    """A cache of encoded huge events for their current readers."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
@@ -48,7 +48,7 @@ class Encodings:
 
     @property
     def kept(self) -> int:
-        """How many bytes are kept now."""
+        """Return how many bytes are kept now."""
         return self._bytes
 
     def slices(self, key: Hashable, encode: Callable[[], bytes]) -> Generator[bytes, None, None]:
@@ -85,7 +85,7 @@ class Encodings:
     def _keep(self, entry: _EncodedPart, data: bytes) -> None:
         with self._mutex:
             if entry.size not in (-1, len(data)):
-                raise Unavailable("a huge event has changed while it was sent")
+                raise Unavailable("a large event changed while it was being sent")
             entry.size = len(data)
             if entry.data is None:
                 entry.data = data
@@ -107,7 +107,7 @@ slices = _ENCODINGS.slices
 
 
 def is_huge(batch: EventBatch) -> bool:
-    """Whether a batch, or a part that `parted` made, has more than a reader that stops may hold."""
+    """Return whether a batch, or a part that `parted` made, has more than a reader that stops may hold."""
     return size_of(batch) > HUGE_BYTES
 
 

@@ -26,7 +26,7 @@ _HEADERS = np.dtype([("id", ">u8"), ("length", ">u4")])
 
 
 def encode(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[bytes]:
-    """The items of batches, up to the end that `cut` says. Nothing for none.
+    """Yield the items of batches, up to the end that `cut` says. Nothing for none.
 
     What is not yet a whole piece is held back until the batches end: for live delivery, give what is there.
     """
@@ -45,7 +45,7 @@ def encode(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[by
 
 
 def encode_batch(batch: EventBatch) -> Iterator[bytes]:
-    """The items of one batch, in pieces."""
+    """Yield the items of one batch, in pieces."""
     stored = batch.piece.batch
     if stored.flags & BLOB:
         blob = batch.log.blob(stored)

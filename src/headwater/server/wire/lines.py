@@ -53,14 +53,14 @@ _WRONG = (*WRONG, Invalid)
 
 
 def encode_all(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[bytes]:
-    """The lines of batches, in pieces. What is not a whole piece is held back until the batches end."""
+    """Return the lines of batches, in pieces. What is not a whole piece is held back until the batches end."""
     return joined(
         piece for batch in cut_off(batches, cut) for part in parted(batch) for piece in encoded(part, "lines", encode)
     )
 
 
 def encode_array(batches: Iterable[EventBatch], cut: Cut | None = None) -> Iterator[bytes]:
-    """One JSON array of all events, in pieces; `[]` for none."""
+    """Yield one JSON array of all events, in pieces; `[]` for none."""
 
     def pieces() -> Iterator[bytes]:
         before = b"["
@@ -79,7 +79,7 @@ def _elements(batch: EventBatch) -> bytes:
 
 
 def encode(batch: EventBatch) -> bytes:
-    """A line for each event. A huge event above the limit for memory has `data_bytes` instead of its data."""
+    """Return a line for each event. A huge event above the limit for memory has `data_bytes` instead of its data."""
     stored = batch.piece.batch
     count = len(batch)
     if count <= _FEW or stored.flags & BLOB:
@@ -160,7 +160,7 @@ def _data_of(data: bytes, shown: Callable[[bytes], bytes]) -> bytes:
 
 
 def _sound(values: list[bytes]) -> bool:
-    """Whether all values are JSON."""
+    """Return whether all values are JSON."""
     try:
         for value in values:
             _look_at(value)
@@ -172,7 +172,7 @@ def _sound(values: list[bytes]) -> bool:
 
 
 def _compact(column: Column) -> bool:
-    """Whether no JSON has white space outside of its strings: there, it has a sign at one of its sides."""
+    """Return whether no JSON has white space outside of its strings: there, it has a sign at one of its sides."""
     raw = bytes(column.data)
     if b"\n" in raw or b"\t" in raw or b"\r" in raw or raw[:1] == b" " or raw[-1:] == b" ":
         return False
@@ -192,7 +192,7 @@ _SHOWN: dict[Content, Callable[[bytes], bytes]] = {
 
 
 def _plain(column: Column) -> bool:
-    """Whether all of it is ASCII that stands for itself in a string of JSON."""
+    """Return whether all of it is ASCII that stands for itself in a string of JSON."""
     raw = bytes(column.data)
     return (
         raw.isascii()
@@ -203,7 +203,7 @@ def _plain(column: Column) -> bool:
 
 
 def _span(batch: EventBatch, column: Column) -> Column:
-    """The values from the first to the last of a batch, those between that were not picked among them."""
+    """Return the values from the first to the last of a batch, those between that were not picked among them."""
     _, lo, hi = batch.piece
     return column.slice(lo, hi) if batch.rows is None else column.slice(int(batch.rows[0]), int(batch.rows[-1]) + 1)
 
@@ -212,7 +212,7 @@ def _span(batch: EventBatch, column: Column) -> Column:
 
 
 def parse(body: bytes, limits: Limits, *, events: bool = False) -> ParsedEvents:
-    """The events of lines. Raises Invalid, with the number of the line, for one that is not JSON or no event.
+    """Return the events of lines. Raises Invalid, with the number of the line, for one that is not JSON or no event.
 
     Raises TooLarge for more lines than `batch_events_max`, blank ones among them, or more bytes than the limits allow.
     """
@@ -232,7 +232,7 @@ def parse(body: bytes, limits: Limits, *, events: bool = False) -> ParsedEvents:
 
 
 def parse_array(body: bytes, limits: Limits, *, events: bool = False, one: bool = False) -> ParsedEvents:
-    """The events of a JSON array, one for each element; of anything else, or with `one`, a single event."""
+    """Return the events of a JSON array, one for each element; of anything else, or with `one`, a single event."""
     body = body.strip(_SPACE)
     if len(body) > limits.batch_bytes_max + 2 * limits.batch_events_max:
         raise too_long(len(body), limits)
@@ -272,13 +272,13 @@ def _json(columns: list[Column], limits: Limits) -> ParsedEvents:
 
 
 def _line_feeds(body: bytes) -> int:
-    """How many there are; `bytes.count` takes several times as long."""
+    """Return how many there are; `bytes.count` takes several times as long."""
     raw = np.frombuffer(body, np.uint8)
     return sum(int(np.count_nonzero(raw[at : at + _BLOCK_BYTES] == 10)) for at in range(0, len(raw), _BLOCK_BYTES))
 
 
 def _blocks(body: bytes) -> Iterator[bytes]:
-    """The body in blocks of whole lines; one that is larger than usual has one line."""
+    """Yield the body in blocks of whole lines; one that is larger than usual has one line."""
     at, end = 0, len(body)
     while at < end:
         cut = end if end - at <= _BLOCK_BYTES else body.rfind(b"\n", at, at + _BLOCK_BYTES) + 1
@@ -289,7 +289,7 @@ def _blocks(body: bytes) -> Iterator[bytes]:
 
 
 def _column(block: bytes) -> Column:
-    """The column of a block's lines, all looked at together. Raises if they are not one JSON value each."""
+    """Return the column of a block's lines, all looked at together. Raises if they are not one JSON value each."""
     if len(block) > _BLOCK_BYTES:  # one line, which may hold any number of values where it should hold one
         line = block.strip(_SPACE)
         return _one(line) if line else Column.of([])
@@ -313,7 +313,7 @@ def _column(block: bytes) -> Column:
 
 
 def _column_slowly(lines: bytes) -> Column:
-    """The same, line by line, for those with white space, and to tell which is wrong."""
+    """Parse line by line: for lines with white space, and to find the one that is wrong."""
     values = []
     for number, line in enumerate(lines.split(b"\n"), 1):
         value = line.strip(_SPACE)
@@ -357,8 +357,8 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
         return ParsedEvents("json", {}, 0)
     if len(contents) > 1:
         raise Invalid(
-            f"the events are of several contents: {', '.join(sorted(contents))}",
-            hint="send those of each content in a request of their own",
+            f"the events have different contents: {', '.join(sorted(contents))}",
+            hint="send each content in its own request",
             code="several_contents",
         )
     content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)

@@ -1,4 +1,4 @@
-"""What the body of a request holds: events as columns, which is what a log takes.
+"""The parsed body of a request: events as columns, ready to append.
 
 Parsed(content, columns, count, partition=None)
 too_many(count, limits), too_long(size, limits)    the errors of a body that holds too much
@@ -33,7 +33,7 @@ class ParsedEvents:
     partition: int | None = None
 
     def keys(self) -> Sequence[bytes | None] | None:
-        """The key of each event; None if no event has one."""
+        """Return the key of each event; None if no event has one."""
         column = self.columns.get(KEY)
         return None if column is None else column.values(0, self.count)
 
@@ -41,8 +41,8 @@ class ParsedEvents:
 def too_many(count: int, limits: Limits) -> TooLarge:
     """There are more events than one request may append."""
     return TooLarge(
-        f"the body has {count} events or more, and may have {limits.batch_events_max}",
-        hint="send them in several requests, or as Arrow, which is split",
+        f"the body has at least {count} events; the limit is {limits.batch_events_max}",
+        hint="send them in several requests, or as Arrow, which the server splits",
         limit="batch_events_max",
         maximum=limits.batch_events_max,
         size=count,
@@ -50,9 +50,9 @@ def too_many(count: int, limits: Limits) -> TooLarge:
 
 
 def too_long(size: int, limits: Limits) -> TooLarge:
-    """The events have more bytes than one request may append."""
+    """Return the error for events with more bytes than one request may append."""
     return TooLarge(
-        f"the events have {size} bytes, and one request may have {limits.batch_bytes_max}",
+        f"the events have {size} bytes; the limit of a request is {limits.batch_bytes_max}",
         hint="send them in several requests",
         limit="batch_bytes_max",
         maximum=limits.batch_bytes_max,

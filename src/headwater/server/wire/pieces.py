@@ -1,4 +1,4 @@
-"""From batches to pieces of a good size: where an answer ends, how large batches are parted and small ones joined.
+"""Turns batches into pieces of a good size: ends a response, splits large batches and joins small ones.
 
     Cut(end_before=None, end_after=None, max_items=None)    .take(batch) -> EventBatch | None    .done
     cut_off(batches, cut) -> Iterator[EventBatch]           the batches up to the end
@@ -25,7 +25,7 @@ FIELDS_BYTES = 128  # of an event on the wire, beside its data and meta: about
 
 
 class Cut:
-    """Where an answer ends: before an offset, after one, or after so many events; whichever is first.
+    """The end of a response: before an offset, after one, or after a number of events; whichever comes first.
 
     Offsets are compared by their order, so an end that no event has is an end too. For batches of one partition that
     come forwards.
@@ -43,17 +43,17 @@ class Cut:
 
     @property
     def done(self) -> bool:
-        """Whether nothing that comes can be part of the answer."""
+        """Return whether nothing that comes can be part of the answer."""
         return self._passed or self._left == 0
 
     @property
     def bounded(self) -> bool:
-        """Whether it ends anything at all."""
+        """Return whether it ends anything at all."""
         return self._end is not None or self._left is not None
 
     @property
     def end(self) -> int | None:
-        """The offset before which the answer ends; None if no offset ends it."""
+        """Return the offset before which the answer ends; None if no offset ends it."""
         return self._end
 
     def reach(self, offset: int) -> None:
@@ -80,7 +80,7 @@ class Cut:
 
 
 def cut_off(batches: Iterable[EventBatch], cut: Cut | None) -> Iterator[EventBatch]:
-    """The batches up to the end of the answer. None is asked for after that."""
+    """Yield the batches up to the end of the answer. None is asked for after that."""
     if cut is None:
         yield from batches
         return
@@ -92,7 +92,7 @@ def cut_off(batches: Iterable[EventBatch], cut: Cut | None) -> Iterator[EventBat
 
 
 def parted(batch: EventBatch) -> Iterator[EventBatch]:
-    """The batch, as a whole up to `WHOLE_BYTES`, else in parts of about `PIECE_BYTES`."""
+    """Yield the batch, as a whole up to `WHOLE_BYTES`, else in parts of about `PIECE_BYTES`."""
     if len(batch) == 1 or batch.piece.batch.flags & BLOB:
         yield batch
         return
@@ -126,7 +126,7 @@ def joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def drained(pieces: list[bytes]) -> bytes:
-    """All of them as one, which nobody holds here any more."""
+    """Return all of them as one, and keep no reference to it."""
     whole = b"".join(pieces)
     pieces.clear()
     return whole

@@ -41,5 +41,5 @@ def splice(at: I64, source: Bytes, starts: I64, lengths: I64, size: int) -> byte
 
 
 def windows(buffer: bytes | bytearray, width: int) -> Any:
-    """The strings of so many bytes that begin at each position."""
+    """Return the strings of so many bytes that begin at each position."""
     return np.ndarray((len(buffer) - width + 1,), f"V{width}", buffer, 0, (1,))

@@ -54,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode(batch: EventBatch, ids: Sequence[bytes] | None = None, *, bus: bool = False) -> bytes:
-    """The frame of each event, as a topic gives it, or as the bus does."""
+    """Return the frame of each event, as a topic gives it, or as the bus does."""
     if ids is None:
         ids = texts.strings(texts.ids(batch.ticks(), batch.log.node))
     stored = batch.piece.batch
@@ -75,12 +75,12 @@ def encode(batch: EventBatch, ids: Sequence[bytes] | None = None, *, bus: bool =
 
 
 def told(name: str, value: Any) -> bytes:
-    """An event of the server's own. Without an id: whoever comes back before the next event is told again."""
+    """Return an event of the server. It has no id: a client that reconnects before the next event gets it again."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(value))
 
 
 def retry(milliseconds: int) -> bytes:
-    """How long a reader is to wait before it connects again: a line, to be written with the first event."""
+    """Return how long a reader is to wait before it connects again: a line, to be written with the first event."""
     return b"retry: %d\n" % milliseconds
 
 
@@ -132,12 +132,12 @@ def _one_line(text: bytes) -> bytes:
 
 
 def cursor_encode(offsets: Sequence[int], uuid: UUID) -> str:
-    """The text of a cursor: the next offset of each partition of the topic with that uuid."""
+    """Return the text of a cursor: the next offset of each partition of the topic with that uuid."""
     return cursor_texts(offsets, uuid, 0, np.array(offsets[:1], np.int64))[0].decode("ascii")
 
 
 def cursor_decode(text: str, uuid: UUID) -> list[int]:
-    """The offsets of a cursor. Raises Invalid for what is none, and for one of another topic."""
+    """Return the offsets of a cursor. Raises Invalid for what is none, and for one of another topic."""
     if len(text) % 4 or not _CURSOR_HEAD < len(text) <= _CURSOR_CHARS_MAX:
         raise _no_cursor(text)
     try:
@@ -146,12 +146,16 @@ def cursor_decode(text: str, uuid: UUID) -> list[int]:
         raise _no_cursor(text) from error
     version, width, count, topic = _CURSOR_HEADER.unpack_from(raw)
     if version != CURSOR_VERSION:
-        raise Invalid(f"a cursor has version {version}", hint="begin anew, or upgrade the server", code="bad_event_id")
+        raise Invalid(
+            f"unsupported cursor version {version}", hint="start again, or upgrade the server", code="bad_event_id"
+        )
     if not 1 <= width <= 8 or not count or len(raw) != _padded(_CURSOR_HEAD + count * width):
         raise _no_cursor(text)
     if topic != uuid.bytes[:_TOPIC_BYTES]:
         raise Invalid(
-            "the cursor is of another topic", hint="a topic that was made again begins anew", code="cursor_of_another"
+            "the cursor belongs to another topic",
+            hint="start again if the topic was deleted and recreated",
+            code="cursor_of_another",
         )
     at = range(_CURSOR_HEAD, _CURSOR_HEAD + count * width, width)
     offsets = [int.from_bytes(raw[begin : begin + width], "big") for begin in at]
@@ -161,7 +165,7 @@ def cursor_decode(text: str, uuid: UUID) -> list[int]:
 
 
 def cursor_texts(offsets: Sequence[int], uuid: UUID, partition: int, moved: I64) -> list[bytes]:
-    """The texts of cursors that differ in one partition, which is at each of the offsets `moved`."""
+    """Return the texts of cursors that differ in one partition, which is at each of the offsets `moved`."""
     width = max(1, -(-max(*offsets, int(moved[-1])).bit_length() // 8))
     size = _CURSOR_HEAD + len(offsets) * width
     head = _CURSOR_HEADER.pack(CURSOR_VERSION, width, len(offsets), uuid.bytes[:_TOPIC_BYTES])
@@ -185,6 +189,6 @@ def _padded(size: int) -> int:
 def _no_cursor(text: str) -> Invalid:
     return Invalid(
         f"{text[:40]!r} is neither an event's id nor a cursor",
-        hint="send back the id of the last event as it came",
+        hint="send the id of the last event unchanged",
         code="bad_event_id",
     )

@@ -1,1 +1,1 @@
-"""Binders that are built anew from the whole history, shard by shard."""
+"""Rebuilds binders from the whole history, shard by shard."""

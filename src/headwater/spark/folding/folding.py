@@ -79,7 +79,7 @@ def fold_shard(
 
 
 def _batches(hw: Store, projection: Projection, part: FoldRange, tally: ShardTally) -> Iterator[EventBatch]:
-    """The events of a part; those that retention takes before they are read are counted as missed."""
+    """Yield the events of a part; those that retention takes before they are read are counted as missed."""
     next = part.start
     filters: dict[str, Any] = {"type": projection.type, "match": projection.match}
     while next < part.end:
@@ -166,7 +166,7 @@ class SparkFold:
         self._fold_runs(runs)
 
     def _mine(self, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-        """The events of this shard with their documents. Those that have none, or fail, are the first shard's."""
+        """Yield the events of this shard with their documents. Those that have none, or fail, are the first shard's."""
         ids: list[str | None] = []
         errors: dict[int, BaseException] = {}
         for event in events:
@@ -251,7 +251,7 @@ class SparkFold:
 
 
 def _id_of(key: bytes) -> str | HeadwaterError:
-    """The document of a key, or why it has none."""
+    """Return the document of a key, or why it has none."""
     try:
         return document_id(key) or ""
     except HeadwaterError as error:
@@ -265,7 +265,7 @@ def _offset(error: ViewError) -> int:
 def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> bytes | None:
     """The document after some events, as it is stored; None if there is none. Raises what a fold raises, at any event.
 
-    A fold must be given what was stored, decoded anew: an object of its own. For a document that holds nothing but
+    A fold must get a fresh copy of the stored document. For a document that holds only
     small numbers and plain text, a copy is just that, and so is the object that the fold was given and has changed:
     those are stored when the run ends. Any other is stored, and decoded again, after each event.
     """
@@ -306,7 +306,7 @@ _PLAIN_FIELDS_MAX = 10_000
 
 
 def _are_plain(names: tuple[Any, ...]) -> bool:
-    """Whether all names of fields come back as they are; those that do are remembered."""
+    """Return whether all names of fields come back as they are; those that do are remembered."""
     if len(names) > _FIELDS_MAX or not all(map(_is_plain, names)):
         return False
     if len(_PLAIN_FIELDS) >= _PLAIN_FIELDS_MAX:

@@ -56,11 +56,11 @@ class KeyedChunk:
         self._huge = _huge(batches)
 
     def __len__(self) -> int:
-        """How many events have a key."""
+        """Return how many events have a key."""
         return len(self._order)
 
     def runs(self) -> Iterator[tuple[int, list[list[Event]]]]:
-        """The events of each key in the order of offsets, a piece at a time: of the keys from a number on.
+        """Yield the events of each key in the order of offsets, a piece at a time: of the keys from a number on.
 
         What is too long for one piece goes on in the next.
         """
@@ -78,7 +78,7 @@ class KeyedChunk:
             first = end
 
     def _events(self, first: int, end: int) -> list[Event]:
-        """The events at these places of the order, as objects."""
+        """Return the events at these places of the order, as objects."""
         rows = self._order[first:end]
         log, count = self._log, end - first
         taken = arrow.pyarrow().array(rows)
@@ -114,14 +114,14 @@ def _values(column: pa.Array[Any], rows: pa.Array[Any]) -> Iterator[bytes | None
 
 
 def _contents(batches: Sequence[EventBatch]) -> tuple[list[Any], I64]:
-    """The kinds of content that batches have, and which of them each event has."""
+    """Return the kinds of content that batches have, and which of them each event has."""
     kinds: dict[Any, int] = {}
     codes = [kinds.setdefault(batch.piece.batch.content, len(kinds)) for batch in batches]
     return list(kinds), np.repeat(np.array(codes, np.int64), [len(batch) for batch in batches])
 
 
 def _huge(batches: Sequence[EventBatch]) -> dict[int, Event]:
-    """The huge events, which are each in a batch of their own, by their row: their data is not in the batch."""
+    """Return the huge events, which are each in a batch of their own, by their row: their data is not in the batch."""
     found: dict[int, Event] = {}
     row = 0
     for batch in batches:
@@ -151,6 +151,6 @@ def own(batch: EventBatch, shard: int, shards: int) -> EventBatch | None:
 
 
 def shards_of(ids: Sequence[str | None], shards: int) -> U32:
-    """The shard of each document; the first, where there is none."""
+    """Return the shard of each document; the first, where there is none."""
     hashes = key_hashes(Column.of([b"" if id is None else id.encode() for id in ids]))
     return hashes % np.uint32(shards) * np.array([id is not None for id in ids], np.uint32)

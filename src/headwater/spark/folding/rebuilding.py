@@ -1,4 +1,4 @@
-"""Building a binder anew on Spark: workers fold the history, shard by shard, and this process goes on from there.
+"""Rebuilds a binder on Spark: workers fold the history, shard by shard, and this process continues from there.
 
 Each shard has some of the documents, and its task reads all events that may change them, in order: of one partition,
 as long as documents are those of the event's key, else of all. Nothing is shuffled. A task leaves a file beside the new
@@ -42,7 +42,7 @@ _PASSED = Struct("<q")
 
 
 def rebuild(spark: SparkSession, hw: Any, app: App, binder: str, progress: Progress | None = None) -> int:
-    """Build a binder anew from all events of its topics, on Spark, and have it read from then on; the events folded.
+    """Rebuild a binder on Spark from all events of its topics, and make it current; return the number of events folded.
 
     The documents are those of the live projection, which goes on at the exact offset where this ends. A projection with
     `many=True` is folded in this process: what its fold reads may be anywhere. Raises what `views.rebuild` raises, and
@@ -56,7 +56,7 @@ def rebuild(spark: SparkSession, hw: Any, app: App, binder: str, progress: Progr
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What all tasks of a rebuild are given."""
+    """The input of all tasks of a rebuild."""
 
     log: str
     projections: bytes
@@ -66,7 +66,7 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """What a task gives back: its shard, or the error that kept it from that."""
+    """The result of a task: its shard, or its error."""
 
     shard: Shard | None = None
     error: ErrorBody | None = None
@@ -116,8 +116,8 @@ def _run(spark: SparkSession, job: bytes, tasks: int) -> list[_Done]:
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(work, "done binary").collect()
     except (PySparkException, Py4JError) as error:
         raise Unavailable(
-            f"the rebuild has failed on Spark, and everything is as before: {cause(error)}",
-            hint="does a fold end its process? without --on spark it is told which event that was",
+            f"the rebuild failed on Spark; the binder is unchanged: {cause(error)}",
+            hint="if a projection function ends its process, rebuild without --on spark to see at which event",
             code="spark_failed",
         ) from error
     return [msgspec.msgpack.decode(bytes(row["done"]), type=_Done) for row in rows]

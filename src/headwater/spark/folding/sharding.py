@@ -31,7 +31,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def plan(spans: Sequence[ProjectionRange], places: Mapping[str, int], cores: int, *, by_partition: bool) -> list[Task]:
-    """The tasks for these spans: as many as keep all cores busy, and each with enough to do."""
+    """Return the tasks for these spans: as many as keep all cores busy, and each with enough to do."""
     parts = [
         FoldRange(places[span.projection.name], partition, start, end)
         for span in spans

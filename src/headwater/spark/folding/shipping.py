@@ -1,8 +1,8 @@
-"""Code of the user's on its way to the workers: functions by reference to their modules, or as they are.
+"""Sends user code to the workers: functions by reference to their modules, or by value.
 
 What is in the main program, a notebook or another function has no module, and is sent as it is. What a module has is
 imported there, from the same places as here; if a worker that served before has another file of that name, or an older
-text of it, it is loaded anew, so that a job never runs with code that it was not started with.
+text of it, it is reloaded, so that a job never runs with code that it was not started with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.views.loading import from_text
 
 
 class Module(msgspec.Struct, frozen=True):
-    """Where a module was loaded from, and what it said."""
+    """The file of a module, and its text."""
 
     name: str
     file: str
@@ -30,7 +30,7 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """Objects that hold functions, and what a worker needs to make them again."""
+    """Objects that hold functions, and the modules that a worker needs to restore them."""
 
     path: list[str]
     modules: list[Module]
@@ -50,7 +50,7 @@ def pack(objects: Any, functions: Iterable[Any]) -> bytes:
     except Exception as error:  # whatever the objects of a user raise
         raise Invalid(
             f"the code cannot be sent to Spark's workers: {type(error).__name__}: {error}",
-            hint="does it hold something that is open, as a log or a lock? make that where it is used",
+            hint="open logs and locks cannot be sent: create them inside the function that uses them",
             code="cannot_be_sent",
         ) from error
     modules = [found for name in names if (found := _described(name)) is not None]
@@ -58,7 +58,7 @@ def pack(objects: Any, functions: Iterable[Any]) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The objects again, in a worker of this user's own: nothing else ever makes such bytes."""
+    """Return the objects again, in a worker of this user's own: nothing else ever makes such bytes."""
     from pyspark import cloudpickle
 
     parcel = msgspec.msgpack.decode(data, type=Parcel)
@@ -69,7 +69,7 @@ def unpack(data: bytes) -> Any:
 
 
 def _described(name: str) -> Module | None:
-    """A module that has a file; None for others, and for those that are installed, which every worker has."""
+    """Return a module that has a file; None for others, and for those that are installed, which every worker has."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None or "site-packages" in Path(file).parts or not Path(file).is_file():

@@ -1,1 +1,1 @@
-"""Functions of an application from topics to a topic, a binder or Parquet, run again and again."""
+"""Runs pipelines: functions of an application from topics to a topic, a binder or Parquet."""

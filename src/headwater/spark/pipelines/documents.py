@@ -18,7 +18,7 @@ _PLAIN = ("string", "boolean", "byte", "short", "integer", "long", "float", "dou
 
 
 def encoded(frame: DataFrame) -> Iterator[tuple[str, bytes]]:
-    """The id and the BSON of each row, in no order. Raises Invalid for columns that documents cannot have.
+    """Return the id and the BSON of each row, in no order. Raises Invalid for columns that documents cannot have.
 
     A date becomes text, because a document knows moments only.
     """
@@ -26,7 +26,7 @@ def encoded(frame: DataFrame) -> Iterator[tuple[str, bytes]]:
 
     if ID not in frame.columns:
         there = ", ".join(frame.columns)
-        raise Invalid(f"documents need a column {ID}, and the columns are {there}", hint=f"as in .alias({ID!r})")
+        raise Invalid(f"documents need a column {ID}; the columns are {there}", hint=f"as in .alias({ID!r})")
     columns = []
     for field in frame.schema:
         as_text = field.name == ID or field.dataType.typeName() == "date"
@@ -48,7 +48,7 @@ def _check(name: str, type: DataType) -> None:
             _check(f"{name}.{field.name}", field.dataType)
     elif found.typeName() not in _PLAIN:
         hint = "cast it, to bigint, double or string" if found.typeName() == "decimal" else "cast it to string"
-        raise Invalid(f"a document cannot have column {name!r} of type {found.simpleString()}", hint=hint)
+        raise Invalid(f"a document cannot store column {name!r} of type {found.simpleString()}", hint=hint)
 
 
 def _encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -64,5 +64,5 @@ def _encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _checked(id: Any) -> str:
     found = document_id(id)
     if found is None:
-        raise Invalid(f"a row has no {ID}", hint=f"leave it out: where {ID} is not null")
+        raise Invalid(f"a row has no {ID}", hint=f"filter such rows: where {ID} is not null")
     return found

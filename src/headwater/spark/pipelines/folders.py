@@ -1,8 +1,8 @@
-"""A directory of Parquet files that a pipeline writes, for anybody to read. Needs no Spark: others write the files.
+"""A directory of Parquet files that a pipeline writes. Needs no Spark: others write the files.
 
 As a whole, it is written beside the one that is read, and takes its place at once. Batch by batch, the files of a batch
 are written beside it, become certain by one rename of their directory, and are then moved in, one by one: a crash
-before that has done nothing, and whoever comes after one behind it finishes what is left.
+before that has no effect, and after a crash behind it the next run finishes the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FolderProgress(msgspec.Struct, frozen=True):
 
 
 class PipelineFolder:
-    """The directory `path`, of one pipeline. `notes` is the file that tells how far its batches are."""
+    """The directory `path` of one pipeline. `notes` is the file that records the progress of its batches."""
 
     def __init__(self, path: Path, notes: Path, disk: Disk | None = None) -> None:
         self.path = path.absolute()
@@ -40,7 +40,7 @@ class PipelineFolder:
         self._beside = self.path.with_name(f".{self.path.name}.batches")
 
     def check(self) -> None:
-        """Raise Conflict if there is anything but Parquet in it, which nobody wants to see replaced."""
+        """Raise Conflict if there is anything but Parquet in it, which must not be replaced."""
         if self._disk.inode(self.path) is None:
             return
         others = [
@@ -49,8 +49,8 @@ class PipelineFolder:
         if others or not self.path.is_dir():
             found = str(others[0].relative_to(self.path)) if others else "no directory"
             raise Conflict(
-                f"{self.path} is {found}" if not others else f"{self.path} holds {found}, which is no Parquet",
-                hint="a pipeline replaces all that is there: give it a directory of its own",
+                f"{self.path} is {found}" if not others else f"{self.path} holds {found}, which is not Parquet",
+                hint="a pipeline replaces the whole directory: give it one of its own",
                 code="not_parquet",
             )
 
@@ -120,7 +120,7 @@ class PipelineFolder:
 
 
 def _kept(file: Path) -> bool:
-    """Whether it is something that a person may have put there, and not a mark or a checksum of Spark's."""
+    """Return whether it is something that a person may have put there, and not a mark or a checksum of Spark's."""
     return not file.name.startswith(("_SUCCESS", "."))
 
 

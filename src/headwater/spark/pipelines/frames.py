@@ -1,4 +1,4 @@
-"""What a pipeline is given: a frame for each of its topics, from where it begins to an end that is known before."""
+"""The input of a pipeline: a DataFrame for each of its topics, from its start to a fixed end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = "partition int, offset bigint, time timestamp, type string, key binary
 
 
 def bounds(hw: Store, address: str, pipeline: Pipeline) -> tuple[Ends, Ends]:
-    """Where a batch begins and ends in each partition of each topic, if it is run now. Raises NotFound."""
+    """Return where a batch begins and ends in each partition of each topic, if it is run now. Raises NotFound."""
     starts: Ends = {}
     ends: Ends = {}
     for topic in pipeline.topics:
@@ -34,12 +34,12 @@ def bounds(hw: Store, address: str, pipeline: Pipeline) -> tuple[Ends, Ends]:
 
 
 def frames(spark: SparkSession, address: str, pipeline: Pipeline, ends: Ends | None) -> list[DataFrame]:
-    """A frame for each topic: up to these ends, or without them, as a stream."""
+    """Return a frame for each topic: up to these ends, or without them, as a stream."""
     return [_frame(spark, address, pipeline, topic, ends) for topic in pipeline.topics]
 
 
 def lag(hw: Store, status: Status) -> int:
-    """How many events are there that a pipeline has not passed; none of a topic that is not there."""
+    """Return how many events are there that a pipeline has not passed; none of a topic that is not there."""
     left = 0
     for topic in status.topics:
         read = options.parse({"path": "-", "topic": topic})
@@ -51,7 +51,7 @@ def lag(hw: Store, status: Status) -> int:
 
 
 def passed(progress: Any) -> tuple[int, Ends]:
-    """How many events a batch of a stream has passed, and where it ends, from what Spark tells of it."""
+    """Return how many events a batch of a stream has passed, and where it ends, from what Spark tells of it."""
     events, reached = 0, Ends()
     for source in progress["sources"]:
         before, after = _positions(source["startOffset"]), _positions(source["endOffset"])
@@ -63,7 +63,7 @@ def passed(progress: Any) -> tuple[int, Ends]:
 
 
 def _positions(told: Any) -> Positions:
-    """A position as Spark tells it: as text, or nothing before the first batch of all."""
+    """Return a position as Spark tells it: as text, or nothing before the first batch of all."""
     found = json.loads(told) if isinstance(told, str) else told
     return positions.understood(found or {})
 
@@ -83,7 +83,7 @@ def _frame(spark: SparkSession, address: str, pipeline: Pipeline, topic: str, en
 
 
 def _schema(fields: str) -> StructType:
-    """The fields that are wanted, and before them the columns of the log that a pipeline always has."""
+    """Return the fields that are wanted, and before them the columns of the log that a pipeline always has."""
     from pyspark.sql.types import StructType
 
     usual, wanted = StructType.fromDDL(COLUMNS), StructType.fromDDL(fields)

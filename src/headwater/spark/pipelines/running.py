@@ -1,4 +1,4 @@
-"""Running the pipelines of an application: each once over what is there, or streams for as long as they are wanted.
+"""Runs the pipelines of an application: each once over the present events, or streams until they are stopped.
 
 A run is planned before it begins, and the plan is kept: a batch that was killed is done again over the same events, and
 a stream goes on from its checkpoint. Whatever the place is that it writes to knows the name of the run, and takes what
@@ -82,7 +82,7 @@ def _chosen(app: App, names: Sequence[str] | None) -> list[Pipeline]:
         raise NotFound("the application has no pipelines", hint="declare one with @app.pipeline", code="no_pipeline")
     for name in names or ():
         if name not in app.pipelines:
-            raise NotFound(f"the application has no pipeline {name!r}", hint=f"there are {there}", code="no_pipeline")
+            raise NotFound(f"the application has no pipeline {name!r}", hint=f"it has {there}", code="no_pipeline")
     return [each for name, each in app.pipelines.items() if not names or name in names]
 
 
@@ -163,7 +163,7 @@ class _PipelineRun:
 
     @contextlib.contextmanager
     def streaming(self, fresh: bool, *, follow: bool) -> Iterator[StreamingQuery]:
-        """A stream that runs as long as the block does; what it raises, the end of the block raises."""
+        """Return a stream that runs as long as the block does; what it raises, the end of the block raises."""
         with self._running():
             plan = self._notebook.plan()
             if plan is None or fresh:
@@ -205,9 +205,9 @@ class _PipelineRun:
 
         found: Any = self.pipeline.compute(*given)
         if not isinstance(found, DataFrame):
-            raise Invalid(f"its function returned {type(found).__name__}, and not a DataFrame")
+            raise Invalid(f"its function returned {type(found).__name__}, not a DataFrame")
         if found.isStreaming != (self.pipeline.mode == "stream"):
-            raise Invalid("its function returned a DataFrame that is not made of those that it was given")
+            raise Invalid("its function returned a DataFrame that is not derived from its arguments")
         return found
 
     def look(self, query: StreamingQuery) -> None:
@@ -296,5 +296,5 @@ def _named(pipeline: str, error: Exception) -> HeadwaterError:
         kind, hint, code, facts = type(error), error.hint, error.code, {**error.facts, "pipeline": pipeline}
         return kind(f"pipeline {pipeline!r}: {error.message}", hint=hint, code=code, **facts)
     told, dash, hint = cause(error).partition(" — ")
-    hint = hint if dash else "mend it, and run it again"
+    hint = hint if dash else "fix it, and run it again"
     return Invalid(f"pipeline {pipeline!r} failed: {told}", hint=hint, code="pipeline_failed", pipeline=pipeline)

@@ -1,6 +1,6 @@
-"""What is kept of a pipeline between its runs: what it is doing, how far it is, and who does it. Needs no Spark.
+"""The state of a pipeline between its runs: its plan, its progress, and its lock. Needs no Spark.
 
-Each has a directory: `lock`, held by who runs it; `plan.json`, which a run that was killed is gone on with; a
+Each has a directory: `lock`, held by the running process; `plan.json`, with which a killed run is resumed; a
 `checkpoint-…` of Spark's for streams; and `status.json`, which is for people: nothing depends on it. Beside a log in a
 directory they are in `pipelines/`; else wherever the user keeps them.
 """
@@ -44,7 +44,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct):
-    """How a pipeline is. Counts are of its last run, or of that which runs now; times are ISO 8601."""
+    """The state of a pipeline. Counts are those of its last or current run; times are ISO 8601."""
 
     name: str
     mode: Literal["batch", "stream"]
@@ -89,19 +89,19 @@ class Notebook:
             if error.code != "locked":
                 raise
             raise Unavailable(
-                f"pipeline {self._name!r} is run by another process",
-                hint="'headwater pipeline status' tells how far it is",
+                f"pipeline {self._name!r} is already running in another process",
+                hint="'headwater pipeline status' shows its progress",
                 code="pipeline_running",
             ) from None
 
     def _sweep(self) -> None:
-        """Remove what whoever was killed while writing a file has left."""
+        """Remove temporary files of killed processes."""
         for name in self._disk.names(self.path):
             if name.endswith(".tmp"):
                 self._disk.unlink(self.path / name)
 
     def is_held(self) -> bool:
-        """Whether somebody runs it now."""
+        """Return whether a process runs it now."""
         try:
             fd = self._disk.open_write(self.path / "lock")
         except OSError:
@@ -117,7 +117,7 @@ class Notebook:
         self._disk.replace(self.path / "plan.json", msgspec.json.encode(plan))
 
     def checkpoint(self, plan: RunPlan) -> Path:
-        """Where Spark keeps what it knows of a stream; those of other runs are removed."""
+        """Return where Spark keeps what it knows of a stream; those of other runs are removed."""
         found = f"checkpoint-{plan.run}"
         for name in self._disk.names(self.path):
             if name.startswith("checkpoint-") and name != found:
@@ -132,7 +132,7 @@ class Notebook:
             self._disk.replace(self.path / "status.json", msgspec.json.encode(status), sync=now)
 
     def status(self) -> Status | None:
-        """How it was when that was last told; one that nobody runs any more is `interrupted`. None if it never ran."""
+        """Return its last status; `interrupted` if its process is gone. None if it never ran."""
         found = self._read("status.json", Status)
         if found is not None and found.state == "running" and not self.is_held():
             found = self._read("status.json", Status) or found  # it may have ended between the two looks
@@ -152,12 +152,12 @@ class Notebook:
 
 
 def new_plan(pipeline: Pipeline, ends: Ends | None = None, events: int = 0) -> RunPlan:
-    """One with a name that no other has."""
+    """Return one with a name that no other has."""
     return RunPlan(Clock.random_bytes(8).hex(), pipeline.declared(), ends or {}, events)
 
 
 def between(starts: Ends, ends: Ends) -> int:
-    """How many offsets there are; all of what one of them does not have."""
+    """Return how many offsets there are; all of what one of them does not have."""
     return sum(
         max(0, end - starts.get(topic, {}).get(partition, 0))
         for topic, partitions in ends.items()
@@ -171,19 +171,19 @@ def check_same(plan: RunPlan, pipeline: Pipeline) -> None:
     changed = [name for name in now if now[name] != plan.declared.get(name)]
     if changed:
         raise Conflict(
-            f"pipeline {pipeline.name!r} has run before with another {', '.join(changed)}",
-            hint="--fresh begins anew, or give it another name",
+            f"pipeline {pipeline.name!r} ran before with another {', '.join(changed)}",
+            hint="start over with --fresh, or give it another name",
             code="pipeline_changed",
         )
 
 
 def root_of(address: str, checkpoints: str | os.PathLike[str] | None) -> Path:
-    """Where what is known of the pipelines of a log is kept. Raises Invalid if that must be said."""
+    """Return where what is known of the pipelines of a log is kept. Raises Invalid if that must be said."""
     if checkpoints is not None:
         return Path(checkpoints).absolute()
     if not is_directory(address):
         raise Invalid(
-            f"{address} is no directory, so it must be told where checkpoints are kept",
+            f"{address} is not a directory, so checkpoints need a directory of their own",
             hint="--checkpoints DIRECTORY",
             code="no_checkpoints",
         )
@@ -191,7 +191,7 @@ def root_of(address: str, checkpoints: str | os.PathLike[str] | None) -> Path:
 
 
 def statuses(root: Path) -> list[Status]:
-    """How all pipelines are that have run, by name; empty if there are none."""
+    """Return how all pipelines are that have run, by name; empty if there are none."""
     found = []
     for name in Disk().names(root):
         notebook = Notebook(root, "")

@@ -1,6 +1,6 @@
 """Where the rows of a pipeline go, each way with its own kind of once: as a whole, or batch by batch of a stream.
 
-A rerun of a batch, which is what follows a crash, is told by the name of the run and its number, and changes nothing.
+A rerun of a batch after a crash is recognized by the name of the run and its number, and changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StreamWrites:
 
 
 class PipelineWriter(Protocol):
-    """One place to write to."""
+    """The interface of a target."""
 
     def check(self) -> None:
         """Raise what can be told before anything is computed."""
@@ -49,11 +49,11 @@ class PipelineWriter(Protocol):
         """What writes each batch of a stream, durable when it is over."""
 
     def settle(self, run: str) -> None:
-        """Finish what a run has left that will not be gone on with, where it can be seen that it is not whole."""
+        """Finish the incomplete output of an abandoned run."""
 
 
 def target_of(address: str, pipeline: Pipeline, indexes: Sequence[str], directory: Path) -> PipelineWriter:
-    """Where a pipeline writes to. The directory is its own, for what the place itself cannot keep."""
+    """Return where a pipeline writes to. The directory is its own, for what the place itself cannot keep."""
     if pipeline.target.kind == "topic":
         return ToTopic(address, pipeline, directory)
     if pipeline.target.kind == "binder":
@@ -187,5 +187,5 @@ class ToParquet:
     def _save(self, frame: DataFrame, path: Path) -> None:
         missing = {*self._columns} - {*frame.columns}
         if missing:
-            raise Invalid(f"partition_by names {min(missing)!r}, and the columns are {', '.join(frame.columns)}")
+            raise Invalid(f"partition_by names {min(missing)!r}, but the columns are {', '.join(frame.columns)}")
         frame.write.partitionBy(*self._columns).parquet(path.as_uri())

@@ -102,7 +102,7 @@ def aggregate(
     asked: dict[Function, Names] = {"sum": sum, "min": min, "max": max}
     measures += [_measured(known, function, name) for function, names in asked.items() for name in _names(names)]
     if not measures:
-        raise Invalid("nothing is asked for", hint="count=True, or columns for sum, min or max")
+        raise Invalid("no aggregate is given", hint="give count=True, or columns for sum, min or max")
     with open_place(read.address) as hw:
         pieces = planning.plan(hw, read)
     tasks = _tasks(pieces, TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -121,7 +121,7 @@ def _text(at: Any) -> str:
 
 
 def _known(schema: str | t.StructType) -> dict[str, t.StructField]:
-    """All columns that there are, by their names."""
+    """Return all columns that there are, by their names."""
     fields: Any = schema
     if isinstance(schema, str):
         fields = t.StructType.fromDDL(schema) if schema.strip() else ()
@@ -130,7 +130,7 @@ def _known(schema: str | t.StructType) -> dict[str, t.StructField]:
 
 def _column(known: Mapping[str, t.StructField], name: str) -> t.StructField:
     if name not in known:
-        raise Invalid(f"there is no column {name!r}", hint="fields of the data are named in schema, with their types")
+        raise Invalid(f"unknown column {name!r}", hint="declare fields of the data in schema, with their types")
     return known[name]
 
 
@@ -148,13 +148,13 @@ def _measured(known: Mapping[str, t.StructField], function: Function, name: str)
     kind = field.dataType
     if function != "sum":
         if not isinstance(kind, _ORDERED):
-            raise Invalid(f"{name} is {kind.simpleString()}, which has no order")
+            raise Invalid(f"{name} is {kind.simpleString()}, which cannot be ordered")
     elif isinstance(kind, t.DecimalType):
         kind = t.DecimalType(min(38, kind.precision + 10), kind.scale)
     elif isinstance(kind, t.NumericType):
         kind = t.DoubleType() if isinstance(kind, t.FractionalType) else t.LongType()
     else:
-        raise Invalid(f"{name} is {kind.simpleString()}, which has no sum", hint="numbers have one")
+        raise Invalid(f"{name} is {kind.simpleString()}, which cannot be summed", hint="use a numeric column")
     return _MeasureColumn(function, field, f"{function}({name})", kind)
 
 
@@ -175,7 +175,7 @@ class _Work(NamedTuple):
 
 
 def _tasks(pieces: Sequence[PlannedSplit], wanted: int) -> list[list[PlannedSplit]]:
-    """The pieces in about so many tasks, in order, or in more where those would be huge."""
+    """Return the pieces in about so many tasks, in order, or in more where those would be huge."""
     whole = sum(piece.split.bytes for piece in pieces)
     share = min(TASK_BYTES_MAX, whole // wanted + 1)
     found: list[list[PlannedSplit]] = []
@@ -190,7 +190,7 @@ def _tasks(pieces: Sequence[PlannedSplit], wanted: int) -> list[list[PlannedSpli
 
 
 def _parts(spark: SparkSession, work: _Work) -> DataFrame:
-    """The aggregates that each task makes."""
+    """Yield the aggregates that each task makes."""
     count = len(work.tasks)
     if not count:
         return spark.createDataFrame([], work.schema)
@@ -217,7 +217,7 @@ def _merged(parts: DataFrame, groups: Sequence[t.StructField], measures: Sequenc
 
 
 def _aggregated(work: _Work, pieces: Sequence[PlannedSplit]) -> Iterator[pa.RecordBatch]:
-    """The groups of some pieces."""
+    """Yield the groups of some pieces."""
     arrow = to_arrow_schema(work.schema, timezone="UTC")
     columns = {field.name: field for field in (*work.groups, *(each.field for each in work.measures if each.field))}
     read = _Columns(list(columns.values()), work.read.mode)

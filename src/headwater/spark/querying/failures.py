@@ -1,4 +1,4 @@
-"""What Spark raises for a query, in words: without the Java behind it, or our own error where a task raised one."""
+"""Translates errors of Spark for a query: without the Java stack, or as our own error where a task raised one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE = re.compile(r" SQLSTATE: \w+")
 
 
 def translated(error: PySparkException) -> HeadwaterError:
-    """The error of ours that says the same: that of a task, or Invalid for what is wrong with a query."""
+    """Return the error of ours that says the same: that of a task, or Invalid for what is wrong with a query."""
     ours = _OURS.findall(str(error))
     if ours:
         kind, message = ours[-1]

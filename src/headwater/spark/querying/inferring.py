@@ -1,4 +1,4 @@
-"""Which fields documents have, and of which types: found in a sample of them, for SQL. Needs no JVM.
+"""Infers the fields of documents and their types from a sample, for SQL. Needs no JVM.
 
 What has several types is text, which holds all of them as JSON. A field that the sample lacks is no column, and a value
 that does not fit is null, so a schema can always be given instead.
@@ -20,7 +20,7 @@ _UNKNOWN = t.NullType()
 
 
 def schema_of(documents: Iterable[Any], taken: Collection[str] = ()) -> t.StructType:
-    """The fields of all objects among the documents, in the order in which they come.
+    """Return the fields of all objects among the documents, in the order in which they come.
 
     Spark does not distinguish cases: a field whose name is taken, or another's, is called `data.` and its name. One
     whose name has a dot cannot be named, and is left out.
@@ -41,7 +41,7 @@ def schema_of(documents: Iterable[Any], taken: Collection[str] = ()) -> t.Struct
 
 
 def _type(value: Any, depth: int) -> t.DataType:
-    """The type of a value; that of null fits any other."""
+    """Return the type of a value; that of null fits any other."""
     if value is None:
         return _UNKNOWN
     if isinstance(value, Mapping):
@@ -63,7 +63,7 @@ def _simple(value: Any) -> t.DataType:
 
 
 def _of_bson(value: Any) -> t.DataType:
-    """The type of what only BSON has, and of text."""
+    """Return the type of what only BSON has, and of text."""
     if isinstance(value, datetime) or value.__class__.__name__ == "DatetimeMS":
         return t.TimestampType()
     if isinstance(value, bytes):
@@ -84,7 +84,7 @@ def _struct(fields: Mapping[str, t.DataType]) -> t.DataType:
 
 
 def _merged(one: t.DataType, other: t.DataType) -> t.DataType:
-    """The type that holds the values of both."""
+    """Return the type that holds the values of both."""
     if isinstance(one, t.NullType) or one == other:
         return other
     if isinstance(other, t.NullType):
@@ -102,7 +102,7 @@ def _merged(one: t.DataType, other: t.DataType) -> t.DataType:
 
 
 def _whole(type: t.DataType) -> t.DataType:
-    """The type with text for all of which nothing is known: what was always null, and empty objects."""
+    """Return the type with text for all of which nothing is known: what was always null, and empty objects."""
     if isinstance(type, t.ArrayType):
         return t.ArrayType(_whole(type.elementType))
     if isinstance(type, t.StructType) and type.fields:

@@ -1,4 +1,4 @@
-"""What a query of SQL names, told by Spark's own parser before anything is resolved: its tables, and which columns."""
+"""Finds the tables and columns that an SQL query names, with Spark's own parser and before anything is resolved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"[^\W\d]\w*|`(?:[^`]|``)+`")
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical"
 _NO_QUERIES = tuple(f"{_PLANS}.{name}" for name in ("Command", "ParsedStatement", "CompoundBody"))
-_REFUSED = "only queries are run here: SELECT, WITH, VALUES, TABLE"
+_REFUSED = "only queries are supported: SELECT, WITH, VALUES, TABLE"
 _CHOOSING = {"Project", "Aggregate"}  # only columns that they name go on from what is below
 _COMPARING = {"Union", "Except", "Intersect", "Distinct", "Deduplicate"}  # all columns of what is below count
 _POSITIONAL = {"Pivot", "Unpivot", "UnresolvedSubqueryColumnAliases", "PipeOperator"}  # they mean some without a name
@@ -33,7 +33,7 @@ class QueryNames(NamedTuple):
 
 
 def parse(spark: SparkSession, query: str) -> QueryNames:
-    """The names in a query. Raises Invalid for what is none: a syntax error, or a command."""
+    """Return the names in a query. Raises Invalid for what is none: a syntax error, or a command."""
     java: Any = spark._jsparkSession  # noqa: SLF001  # the only way to Spark's parser
     try:
         plan = java.sessionState().sqlParser().parsePlan(query)
@@ -69,7 +69,7 @@ class _Walk:
 
     def _note(self, node: Any, kind: str, chosen: bool) -> None:
         if any(is_instance_of(self._gateway, node, each) for each in _NO_QUERIES):
-            raise Invalid(_REFUSED, hint="append, create and delete with the other commands", code="bad_query")
+            raise Invalid(_REFUSED, hint="use other commands to append, create and delete", code="bad_query")
         if kind == "UnresolvedRelation":
             parts = _items(node.multipartIdentifier())
             (self.tables if len(parts) == 1 else self.qualified)[".".join(parts)] = None
@@ -80,7 +80,7 @@ class _Walk:
 
 
 def _has_star(expression: Any) -> bool:
-    """Whether a star is in it; that of `count(*)` is none any more."""
+    """Return whether a star is in it; that of `count(*)` is none any more."""
     waiting = [expression]
     while waiting:
         each = waiting.pop()
@@ -91,5 +91,5 @@ def _has_star(expression: Any) -> bool:
 
 
 def _items(sequence: Any) -> list[Any]:
-    """The items of a sequence of Scala's."""
+    """Return the items of a sequence of Scala's."""
     return [sequence.apply(number) for number in range(sequence.size())]

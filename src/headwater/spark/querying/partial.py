@@ -52,7 +52,7 @@ class PartialAggregate:
             self._merge()
 
     def result(self) -> Iterator[pa.RecordBatch]:
-        """The groups of all that was added; none if that is nothing."""
+        """Yield the groups of all that was added; none if that is nothing."""
         if len(self._found) > 1:
             self._merge()
         for table in self._found:
@@ -72,7 +72,7 @@ class PartialAggregate:
         self._rows += table.num_rows
 
     def _grouped(self, groups: list[Any], functions: list[Function], columns: list[Any], rows: int) -> pa.Table:
-        """One row for each group, in the schema."""
+        """Return one row for each group, in the schema."""
         names = self._schema.names[: len(groups)]
         given = dict(zip(names, groups, strict=True))
         asked: list[Any] = []
@@ -131,7 +131,7 @@ def _scalar(value: float | None, type: Any) -> Any:
 
 
 def _sums_fit(column: Any, rows: int) -> bool:
-    """Whether no sum of so many of the values can be too large for the type that Arrow sums them in."""
+    """Return whether no sum of so many of the values can be too large for the type that Arrow sums them in."""
     if pa.types.is_floating(column.type):
         return True
     if pa.types.is_decimal(column.type):
@@ -150,5 +150,5 @@ def _fitted(column: Any, type: Any) -> Any:
     try:
         return column.cast(type)
     except pa.ArrowInvalid:
-        hint = "cast the column to a decimal of more digits, or to double, in its schema"
+        hint = "declare the column in the schema as a decimal with more digits, or as double"
         raise Invalid(f"a sum does not fit {type}", hint=hint, code="overflow") from None

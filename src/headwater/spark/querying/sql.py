@@ -44,7 +44,7 @@ def sql(
     schemas: Schemas | None = None,
     mode: Mode = "permissive",
 ) -> DataFrame:
-    """The result of a query, in which the topics and binders of a log are tables.
+    """Return the result of a query, in which the topics and binders of a log are tables.
 
     A topic has the columns of the log and the fields of its JSON or BSON data; a field that is called like a column is
     `data.` and its name. A binder has `_id` and the fields of its documents. A name with dots or dashes is written
@@ -82,12 +82,12 @@ class _Tables:
         self._mode = mode
 
     def analysed(self, query: str, parsed: QueryNames) -> DataFrame:
-        """The query, over tables with the columns that it can mean."""
+        """Return the query, over tables with the columns that it can mean."""
         with _views(self._spark, self._found(parsed)):
             return self._spark.sql(query)
 
     def _found(self, parsed: QueryNames) -> dict[str, DataFrame]:
-        """The tables by the names that the query has for them. Raises NotFound."""
+        """Return the tables by the names that the query has for them. Raises NotFound."""
         topics, binders = self._hw.topics(), tables.binders(self._hw)
         for name in parsed.qualified:
             if _same(name, [*topics, *binders]) is not None:
@@ -108,7 +108,7 @@ class _Tables:
                 found[name] = self._binder(binder, schema, parsed)
         unknown = [name for name in self._schemas if _same(name, parsed.tables) is None]
         if unknown:
-            raise Invalid(f"a schema is given for {unknown[0]!r}, which the query does not name")
+            raise Invalid(f"a schema is given for {unknown[0]!r}, which the query does not use")
         return found
 
     def _topic(self, topic: str, schema: t.StructType | None, parsed: QueryNames) -> DataFrame:
@@ -128,7 +128,7 @@ class _Tables:
 
 
 def _chosen(fields: t.StructType, parsed: QueryNames) -> list[t.StructField]:
-    """The fields that a query can mean: those of which the name, or a part of it, is a word of it."""
+    """Return the fields whose name, or a part of it, occurs in the query."""
     if parsed.whole:
         return fields.fields
     return [field for field in fields if {field.name.lower(), *field.name.lower().split(".")} & parsed.words]
@@ -144,11 +144,11 @@ def _given(schemas: Schemas, name: str) -> t.StructType | None:
     try:
         return t.StructType.fromDDL(schema)  # type: ignore[return-value]  # a list of fields is a struct
     except ParseException as error:
-        raise Invalid(f"the schema of {name!r} cannot be read: {failures.told(error)}") from None
+        raise Invalid(f"invalid schema of {name!r}: {failures.told(error)}") from None
 
 
 def _same(name: str, names: list[str]) -> str | None:
-    """The one that is meant: Spark does not distinguish cases, topics do."""
+    """Return the one that is meant: Spark does not distinguish cases, topics do."""
     if name in names:
         return name
     near = [each for each in names if each.lower() == name.lower()]
@@ -157,8 +157,8 @@ def _same(name: str, names: list[str]) -> str | None:
 
 def _missing(name: str, there: list[str]) -> NotFound:
     near = get_close_matches(name, there, 3, 0.5)
-    hint = f"is it {' or '.join(map(_quoted_if_needed, near))}?" if near else "headwater topics lists what is there"
-    return NotFound(f"there is no topic or binder {name!r}", hint=hint, code="no_such_table")
+    hint = f"did you mean {' or '.join(map(_quoted_if_needed, near))}?" if near else "list them with 'headwater topics'"
+    return NotFound(f"no topic or binder {name!r}", hint=hint, code="no_such_table")
 
 
 def _quoted(name: str) -> str:

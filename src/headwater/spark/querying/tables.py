@@ -31,7 +31,7 @@ DOCUMENTS_MAX = 8192  # in one Arrow batch
 
 
 def binders(hw: Store) -> list[str]:
-    """The binders that there are; none where there cannot be any."""
+    """Return the binders that there are; none where there cannot be any."""
     try:
         return hw.binders()
     except Unsupported:
@@ -39,7 +39,7 @@ def binders(hw: Store) -> list[str]:
 
 
 def topic_fields(hw: Store, topic: str) -> t.StructType:
-    """The fields of a sample: half of it the oldest events of all partitions, half of it the newest."""
+    """Return the fields of a sample: half of it the oldest events of all partitions, half of it the newest."""
     partitions = hw.describe(topic).partitions
     share = max(1, SAMPLE // 2 // len(partitions))
     found: list[Any] = []
@@ -58,7 +58,7 @@ def _decoded(hw: Store, topic: str, partition: int, start: int, end: int) -> Ite
 
 
 def binder_fields(hw: Store, binder: str) -> t.StructType:
-    """The fields of the first documents."""
+    """Return the fields of the first documents."""
     with _found(hw, binder, SAMPLE) as found:
         return inferring.schema_of((document.data for document in found), [ID])
 
@@ -69,7 +69,7 @@ def _found(hw: Store, binder: str, limit: int | None = None) -> AbstractContextM
 
 
 def documents(spark: SparkSession, address: str, binder: str, schema: t.StructType, mode: Mode) -> DataFrame:
-    """The documents of a binder, all of one moment, read by one task: `_id` and the fields of the schema."""
+    """Yield the documents of a binder, all of one moment, read by one task: `_id` and the fields of the schema."""
     whole = t.StructType([t.StructField(ID, t.StringType()), *schema])
 
     def run(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,1 +1,1 @@
-"""What reads topics into Spark: batch and streaming, planned in the driver, done in tasks."""
+"""Reads topics into Spark: batch and streaming, planned in the driver, executed in tasks."""

@@ -53,11 +53,11 @@ _Failed = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
 def path_of(name: str) -> tuple[str, ...]:
-    """Where in the data a column of this name is."""
+    """Return where in the data a column of this name is."""
     parts = tuple(name.split("."))
     found = parts[1:] if parts[0] == "data" and len(parts) > 1 else parts
     if not all(found):
-        raise Invalid(f"the name of the field {name!r} has an empty part", hint="parts are apart by one dot, as in a.b")
+        raise Invalid(f"the field name {name!r} has an empty part", hint="separate parts with one dot, as in a.b")
     return found
 
 
@@ -74,13 +74,13 @@ def reader(schema: StructType, mode: Mode = "permissive") -> FieldReader:
 
 def _check_nullable(field: Any, name: str) -> None:
     if not field.nullable:
-        raise Invalid(f"the field {name!r} is declared NOT NULL", hint="any event may lack a field: leave that out")
+        raise Invalid(f"the field {name!r} is declared NOT NULL", hint="omit NOT NULL: any event may lack a field")
     for member in field.type if pa.types.is_struct(field.type) else ():
         _check_nullable(member, f"{name}.{member.name}")
 
 
 def documents(content: str, data: pa.BinaryArray) -> list[Any]:
-    """The data of events as objects; without those that have none."""
+    """Return the data of events as objects; without those that have none."""
     if content not in ("json", "bson"):
         return []
     found = (_json if content == "json" else _bson)(data.drop_null())
@@ -116,7 +116,7 @@ class FieldReader:
         return [pa.chunked_array(found, field.type) for found, field in zip(chunks, self._fields, strict=True)]
 
     def columns(self, content: str, data: pa.BinaryArray, where: Where = str) -> list[pa.Array[Any]]:
-        """The fields of so many events, all of one content, each in the Arrow type that Spark expects."""
+        """Return the fields of so many events, all of one content, each in the Arrow type that Spark expects."""
         if content not in ("json", "bson") or data.null_count == len(data):
             if self._strict and len(data):
                 raise _failure(where(0), f"its data is {content}, which has no fields")
@@ -130,11 +130,11 @@ class FieldReader:
         return [pa.concat_arrays(list(chunks)) for chunks in zip(*pieces, strict=True)]
 
     def of_documents(self, documents: list[Any], where: Where = str) -> list[pa.Array[Any]]:
-        """The fields of documents that were decoded before."""
+        """Return the fields of documents that were decoded before."""
         return self._exact(documents, 0, where)
 
     def _pieces(self, content: str, data: pa.BinaryArray) -> Iterator[tuple[int, Any, Any, Any]]:
-        """The data in parts, with what Arrow's parser has found in each, or with what decodes it."""
+        """Yield the data in parts, with what Arrow's parser has found in each, or with what decodes it."""
         if content == "bson" or not self._parsers:
             yield 0, data, None, _bson if content == "bson" else _json
             return
@@ -174,7 +174,7 @@ class FieldReader:
         if self._strict:
             for row, document in enumerate(documents):
                 if not isinstance(document, dict):
-                    raise _failure(where(lo + row), "its data is no object that can be parsed")
+                    raise _failure(where(lo + row), "its data is not an object that can be parsed")
         columns = []
         for field, convert in zip(self._fields, self._converters, strict=True):
             row = 0
@@ -203,7 +203,7 @@ def _refuse(value: Any, type: Any) -> NoReturn:
 
 
 def _failure(where: str, why: str) -> Invalid:
-    return Invalid(f"{where}: {why}", hint="with the mode permissive, it is null", code="bad_data")
+    return Invalid(f"{where}: {why}", hint="in permissive mode, it is null", code="bad_data")
 
 
 def _event(run: Sequence[EventBatch], row: int) -> str:
@@ -253,14 +253,14 @@ def _at(documents: list[Any], path: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _buffers(data: Any) -> tuple[Any, Any]:
-    """The places of an array of bytes, and the bytes that they are in."""
+    """Return the places of an array of bytes, and the bytes that they are in."""
     _, offsets, content = data.buffers()
     places = np.frombuffer(offsets, np.int32)[data.offset : data.offset + len(data) + 1].astype(np.int64)
     return places, np.frombuffer(content or b"", np.uint8)
 
 
 def _lines(data: Any) -> bytes | None:
-    """All data with a newline behind each; None where that could be read as something else than it was.
+    """Return all data with a newline behind each; None where that could be read as something else than it was.
 
     Each event begins with a brace and ends with one, so that nothing but the end of an object stands before a newline,
     and nothing but a beginning behind it: no two events make one object, whatever they are. Whether one of them makes
@@ -296,7 +296,7 @@ def _braced(data: Any) -> bool:
 
 
 def _apart(fields: Sequence[_Field]) -> list[list[_Field]]:
-    """The fields in groups, in none of which one lies within another: each can be read in one go."""
+    """Return the fields in groups, in none of which one lies within another: each can be read in one go."""
     groups: list[list[_Field]] = []
     for field in fields:
         for group in groups:
@@ -328,7 +328,7 @@ class _Parser:
         )
 
     def parse(self, lines: bytes, rows: int) -> dict[str, pa.Array[Any]]:
-        """Each field by its name. Raises one of `_Failed`, or gives what `values` gives."""
+        """Return each field by its name. Raises one of `_Failed`, or gives what `values` gives."""
         table = pyarrow.json.read_json(
             io.BytesIO(lines),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
@@ -353,12 +353,12 @@ def _tree_type(tree: dict[str, Any]) -> pa.StructType:
 
 
 def _is_parsable(field: _Field) -> bool:
-    """Whether Arrow's parser has the type: it has no maps."""
+    """Return whether Arrow's parser has the type: it has no maps."""
     return "map<" not in str(field.type)
 
 
 def _parsed_as(type: Any) -> Any:
-    """The type that is asked of Arrow's parser: text for what it would read otherwise than we do."""
+    """Return the type that is asked of Arrow's parser: text for what it would read otherwise than we do."""
     types = pa.types
     if types.is_struct(type):
         return pa.struct([pa.field(member.name, _parsed_as(member.type)) for member in type])

@@ -1,4 +1,4 @@
-"""What Spark filters by, as far as the log can do it: ranges of offsets and times, topics, partitions, types, one key.
+"""Filters that Spark pushes down to the log: ranges of offsets and times, topics, partitions, types, one key.
 
 Ranges, topics and partitions narrow what is planned, types and a key what is read: batches that cannot hold them are
 skipped by the log's indexes. A filter is taken over only if no event can tell the difference. All others are left to
@@ -44,7 +44,7 @@ _MICROSECOND = timedelta(microseconds=1)  # Spark's times have no smaller part: 
 
 
 class Filters:
-    """What is left of a read by the filters that were taken over."""
+    """The pushed-down filters of a read."""
 
     def __init__(self, schema: StructType, wanted: EventFilter) -> None:
         """`wanted` is what the options ask for already."""
@@ -60,7 +60,7 @@ class Filters:
         return [each for each in left if not self._is_implied(each)]
 
     def _takes(self, given: Filter) -> bool:
-        """Whether Spark need not look at it any more."""
+        """Return whether Spark need not look at it any more."""
         (column, *rest) = getattr(given, "attribute", ("",))
         if rest or column not in self._columns:
             return False
@@ -76,7 +76,7 @@ class Filters:
         return self._takes_names(f"{column}s", values)
 
     def _is_implied(self, given: Filter) -> bool:
-        """Whether it holds for whatever is read: all columns but the key always have a value."""
+        """Return whether it holds for whatever is read: all columns but the key always have a value."""
         if not isinstance(given, IsNotNull) or given.attribute[0] not in self._columns or len(given.attribute) > 1:
             return False
         return given.attribute[0] != "key" or self.wanted.key is not None
@@ -137,7 +137,7 @@ class Filters:
 
 
 def _values(given: Filter) -> list[Any] | None:
-    """The values of which a column must have one; None if that is not what is asked."""
+    """Return the values of which a column must have one; None if that is not what is asked."""
     if isinstance(given, (EqualTo, EqualNullSafe)):
         return None if given.value is None else [given.value]
     if isinstance(given, In):

@@ -1,4 +1,4 @@
-"""What a user says of a topic to read: options of Spark, which are texts, checked and parsed once on the driver.
+"""The options of a read: texts from Spark, checked and parsed once on the driver.
 
 Names of options do not distinguish cases, as everywhere in Spark. The contract is docs/SPARK.md.
 """
@@ -37,7 +37,7 @@ _BOTH = ("path", "topic", "start", "type", "key", "match", "mode", "splitBytes",
 READ = (*_BOTH, "end")
 STREAM = (*_BOTH, "maxEventsPerTrigger", "maxBytesPerTrigger")
 _IGNORED = frozenset(("serialization.format",))  # what Spark itself adds to a table made by SQL
-_POSITIONS = 'write earliest, latest, an offset, a time (2025-03-01T12:00), or offsets as JSON: {"0": 17}'
+_POSITIONS = 'use earliest, latest, an offset, a time (2025-03-01T12:00), or offsets as JSON: {"0": 17}'
 _BY_TOPIC = 'write {"orders": {"0": 17}}'
 
 
@@ -63,7 +63,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_pattern(self) -> bool:
-        """Whether topics may come to be meant that are not there yet."""
+        """Return whether topics may come to be meant that are not there yet."""
         return any(map(is_pattern, self.topics))
 
 
@@ -73,7 +73,7 @@ def parse(given: Mapping[str, str], known: tuple[str, ...] = READ) -> SourceOpti
     check_names(given, known)
     address = options.get("path", "").strip()
     if not address:
-        raise Invalid("no log is named", hint='write .load("data"), or .load("http://host:7450")')
+        raise Invalid("no log is given", hint='use .load("data") or .load("http://host:7450")')
     read = SourceOptions(
         address=absolute(address),
         topics=_topics(options.get("topic", "")),
@@ -94,12 +94,12 @@ def check_names(given: Iterable[str], known: tuple[str, ...]) -> None:
     for name in given:
         if name.lower() not in by_lower and name.lower() not in _IGNORED:
             near = get_close_matches(name.lower(), by_lower, 1)
-            hint = f"is it {by_lower[near[0]]}?" if near else f"options are {', '.join(known)}"
-            raise Invalid(f"there is no option {name!r} here", hint=hint)
+            hint = f"did you mean {by_lower[near[0]]}?" if near else f"known options: {', '.join(known)}"
+            raise Invalid(f"unknown option {name!r}", hint=hint)
 
 
 def is_pattern(name: str) -> bool:
-    """Whether it stands for all topics of which it is the pattern."""
+    """Return whether it stands for all topics of which it is the pattern."""
     return "*" in name or "?" in name
 
 
@@ -111,7 +111,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _topics(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise Invalid("no topic is named" if not any(names) else f"the topics {text!r} have an empty name among them")
+        raise Invalid("no topic is given" if not any(names) else f"the topics {text!r} include an empty name")
     return tuple(dict.fromkeys(names))
 
 
@@ -133,10 +133,10 @@ def _offsets(name: str, text: str, read: SourceOptions) -> Offsets:
     by_topic = {topic: offsets for topic, offsets in given.items() if isinstance(offsets, dict)}
     if not by_topic:
         if len(read.topics) > 1 or read.has_pattern:
-            raise Invalid(f"{name} has offsets, and several topics may be read", hint=_BY_TOPIC)
+            raise Invalid(f"{name} has offsets without topics, but several topics may be read", hint=_BY_TOPIC)
         by_topic = {read.topics[0]: given}  # type: ignore[dict-item]  # none of them is a dict
     elif len(by_topic) < len(given):
-        raise Invalid(f"{name} {text!r} has offsets of topics and of none", hint=_BY_TOPIC)
+        raise Invalid(f"{name} {text!r} mixes offsets with and without topics", hint=_BY_TOPIC)
     unread = [topic for topic in by_topic if topic not in read.chosen([topic])]
     if unread:
         raise Invalid(f"{name} has offsets of topic {unread[0]!r}, which is not read")
@@ -162,7 +162,7 @@ def _json(name: str, text: str, type: Callable[..., T] | Any) -> T | Any:
     try:
         return msgspec.json.decode(text, type=type)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise Invalid(f"{name} {text!r} is not the JSON that it should be: {error}") from None
+        raise Invalid(f"{name} {text!r} is not valid JSON for this option: {error}") from None
 
 
 def _positive(options: Mapping[str, str], name: str) -> int | None:
@@ -180,5 +180,5 @@ def _mode(text: str) -> Mode:
 
 def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     if text.strip().lower() not in choices:
-        raise Invalid(f"{name} is {' or '.join(choices)}, and not {text!r}")
+        raise Invalid(f"{name} must be {' or '.join(choices)}, not {text!r}")
     return text.strip().lower()

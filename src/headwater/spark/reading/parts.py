@@ -1,4 +1,4 @@
-"""What one task reads, of a batch or of a stream, as Spark hands it from the plan to wherever the task runs."""
+"""The input of one task of a batch or a stream, as Spark sends it from the plan to the worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReadTask(InputPartition):
 
 
 def parts(pieces: Iterable[PlannedSplit]) -> list[InputPartition]:
-    """A part for each split, or for several small ones that follow each other."""
+    """Return a part for each split, or for several small ones that follow each other."""
     gathered: list[list[PlannedSplit]] = []
     size = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
 """From places to splits: which topics are meant, where they begin and end now, and the parts that tasks read.
 
 The ends are pinned when a job is planned, and all of it is durable then: a task that runs again reads the same events,
-and whoever notes how far a stream has come can rely on it. Needs no Spark.
+and the checkpoint of a stream can rely on it. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVERYTHING = FilterBounds()
 
 
 def look(hw: Store, topic: str) -> TopicInfo:
-    """A topic as it is now, and all that is visible is durable then. Raises NotFound.
+    """Return a topic as it is now, and all that is visible is durable then. Raises NotFound.
 
     It is synced, as a consumer does it before it notes how far it is: a reader sees what `read` does. Whoever may not
     sync, because they may only read, or because the disk has failed, sees what is durable.
@@ -52,7 +52,7 @@ def look(hw: Store, topic: str) -> TopicInfo:
 
 
 def plan(hw: Store, options: SourceOptions, narrowing: FilterBounds = EVERYTHING) -> list[PlannedSplit]:
-    """The splits of a batch read, topic after topic; empty if there is nothing."""
+    """Return the splits of a batch read, topic after topic; empty if there is nothing."""
     topics = options.chosen(hw.topics() if options.has_pattern else ())
     wanted = [topic for topic in topics if narrowing.topics is None or topic in narrowing.topics]
     return [piece for topic in wanted for piece in _of_topic(hw, topic, options, narrowing)]
@@ -89,17 +89,17 @@ def _narrowed(
 
 
 def begin(hw: Store, info: TopicInfo, options: SourceOptions) -> list[int]:
-    """Where a read of a topic begins in each partition; raises NotFound where retention has passed an offset."""
+    """Return where a read of a topic begins in each partition; raises NotFound where retention has passed an offset."""
     return held(info, resolved(hw, info, options.start, "start"), options)
 
 
 def held(info: TopicInfo, starts: list[int], options: SourceOptions) -> list[int]:
-    """The same places, or where losses are allowed the oldest events that are left. Else raises NotFound."""
+    """Return the starts, moved to the oldest events left if losses are allowed; otherwise raises NotFound."""
     for each, start in zip(info.partitions, starts, strict=True):
         if start < each.start and options.fail_on_data_loss:
             raise NotFound(
-                f"topic {info.name!r}, partition {each.partition}: offset {start} is gone, the oldest is {each.start}",
-                hint="begin at what is there with failOnDataLoss=false",
+                f"topic {info.name!r}, partition {each.partition}: offset {start} is gone; the oldest is {each.start}",
+                hint="set failOnDataLoss=false to start at the oldest offset",
                 code="offset_gone",
                 oldest=each.start,
             )
@@ -107,7 +107,7 @@ def held(info: TopicInfo, starts: list[int], options: SourceOptions) -> list[int
 
 
 def resolved(hw: Store, info: TopicInfo, place: Start, name: str) -> list[int]:
-    """The offset of a place in each partition. Raises Invalid for a place that the topic cannot have."""
+    """Return the offset of a place in each partition. Raises Invalid for a place that the topic cannot have."""
     partitions = info.partitions
     usual = [each.start for each in partitions] if name == "start" else [each.durable for each in partitions]
     if isinstance(place, dict):
@@ -115,13 +115,13 @@ def resolved(hw: Store, info: TopicInfo, place: Start, name: str) -> list[int]:
         unknown = sorted(number for number in given if number >= len(partitions))
         if unknown:
             told = f"topic {info.name!r} has {len(partitions)} partitions"
-            raise Invalid(f"{name} has an offset of partition {unknown[0]}, and {told}")
+            raise Invalid(f"{name} has an offset of partition {unknown[0]}, but {told}")
         return [given.get(number, otherwise) for number, otherwise in enumerate(usual)]
     if isinstance(place, int):
         if len(partitions) > 1:
             raise Invalid(
-                f"topic {info.name!r} has {len(partitions)} partitions, and {name} {place} is an offset of one",
-                hint='write {"0": 17, "1": 4}, or a time',
+                f"topic {info.name!r} has {len(partitions)} partitions, but {name} {place} is a single offset",
+                hint='use {"0": 17, "1": 4}, or a time',
                 code="partition_needed",
             )
         return [place]
@@ -131,7 +131,7 @@ def resolved(hw: Store, info: TopicInfo, place: Start, name: str) -> list[int]:
 
 
 def since(hw: Store, info: TopicInfo, time: datetime) -> list[int]:
-    """The first offset of each partition whose event has this time or a later one; the end if there is none."""
+    """Return the first offset of each partition whose event has this time or a later one; the end if there is none."""
     first = {each.partition: each.durable for each in info.partitions}
     for split in reversed(hw.splits(info.name, start=time, split_bytes=OFFSET_MAX - 1)):
         first[split.partition] = split.start
@@ -141,7 +141,7 @@ def since(hw: Store, info: TopicInfo, time: datetime) -> list[int]:
 def pieces(
     hw: Store, topic: str, uuid: str, starts: list[int], ends: list[int], split_bytes: int
 ) -> list[PlannedSplit]:
-    """The splits of a topic between these offsets, in order; empty if there is nothing."""
+    """Return the splits of a topic between these offsets, in order; empty if there is nothing."""
     if not any(start < end for start, end in zip(starts, ends, strict=True)):
         return []
     known = nodes(uuid, len(starts))

@@ -1,4 +1,4 @@
-"""How far a stream is: offsets of all partitions of its topics, and how far it may go next. Needs no Spark.
+"""The position of a stream: offsets of all partitions of its topics, and the limit of the next trigger. Needs no Spark.
 
 Spark keeps positions as JSON in its checkpoint and compares them as text: the same position must always be the same
 text. So topics are in order, and where a stream began in a topic stays in its position for ever.
@@ -44,7 +44,7 @@ def understood(given: Mapping[str, Any]) -> Positions:
     try:
         return msgspec.convert(given, Positions)
     except msgspec.ValidationError as error:
-        raise Invalid(f"the checkpoint is not of a stream of topics: {error}", hint="use a new one") from None
+        raise Invalid(f"the checkpoint does not belong to a stream of topics: {error}", hint="use a new one") from None
 
 
 def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_loss: bool = True) -> Positions:
@@ -56,7 +56,8 @@ def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_lo
     found = dict(before)
     for topic in before.keys() - there.keys() if fail_on_data_loss else ():
         raise NotFound(
-            f"topic {topic!r} was deleted while a stream reads it", hint="go on without it: failOnDataLoss=false"
+            f"topic {topic!r} was deleted while a stream reads it",
+            hint="set failOnDataLoss=false to continue without it",
         )
     for topic, info in there.items():
         known = before.get(topic)
@@ -71,7 +72,7 @@ def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_lo
 
 
 def begun(before: Positions, after: Positions) -> dict[str, list[int]]:
-    """Where what lies between two positions begins, in each topic."""
+    """Return where what lies between two positions begins, in each topic."""
     return {topic: before[topic].end if topic in before else reached.start for topic, reached in after.items()}
 
 
@@ -120,7 +121,7 @@ def _near(starts: list[int], reached: TopicProgress, info: TopicInfo | None, byt
 
 
 def _admitted(waiting: Sequence[Split], bytes_max: int) -> list[Split]:
-    """The first splits of each partition that fit its share of the bytes."""
+    """Return the first splits of each partition that fit its share of the bytes."""
     sizes: dict[tuple[str, int], int] = {}
     for split in waiting:
         log = split.topic, split.partition

@@ -1,4 +1,4 @@
-"""What every job reads with: the batches of the splits that were planned for a task. Needs no Spark.
+"""Reads the batches of the splits that were planned for a task. Needs no Spark.
 
 A split is a range of offsets of one partition, whose ends are pinned when the job is planned. Batches are put together
 to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.
@@ -45,7 +45,7 @@ class PlannedSplit(msgspec.Struct, frozen=True):
 
 
 def nodes(uuid: str, partitions: int) -> list[int]:
-    """The node of each partition of a topic."""
+    """Return the node of each partition of a topic."""
     return [node_of(log_uuid(UUID(uuid), number)) for number in range(partitions)]
 
 
@@ -67,10 +67,10 @@ def pieces(
 
 
 def remade(topic: str) -> Conflict:
-    """The error for a topic that is another one than before."""
+    """Return the error for a topic that is another one than before."""
     return Conflict(
-        f"topic {topic!r} was deleted and made again: its events are others",
-        hint="begin anew; a stream needs a new checkpoint",
+        f"topic {topic!r} was deleted and recreated: its events are different",
+        hint="start again; a stream needs a new checkpoint",
         code="topic_remade",
     )
 
@@ -78,7 +78,7 @@ def remade(topic: str) -> Conflict:
 def _checked(
     hw: Store, piece: PlannedSplit, wanted: EventFilter, fail_on_data_loss: bool, bytes_max: int
 ) -> Iterator[EventBatch]:
-    """The wanted batches of a split that was planned before, perhaps long ago and by another process.
+    """Yield the wanted batches of a split that was planned before, perhaps long ago and by another process.
 
     Huge events have their data, if that is not above `bytes_max`.
     """

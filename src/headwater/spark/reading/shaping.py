@@ -35,7 +35,7 @@ class RowShape:
 
     def __init__(self, schema: StructType, mode: Mode = "permissive") -> None:
         if not schema.fields:
-            raise Invalid("a schema without columns is no table")
+            raise Invalid("the schema has no columns")
         self._mode = mode
         self._schema = schema
         self._others = StructType([field for field in schema.fields if field.name not in arrow.COLUMNS])
@@ -46,11 +46,11 @@ class RowShape:
 
     @property
     def has_data(self) -> bool:
-        """Whether it takes the data of events to make the rows."""
+        """Return whether it takes the data of events to make the rows."""
         return "data" in self.names or bool(self._others.fields)
 
     def batches(self, gathered: list[EventBatch]) -> Iterator[pa.RecordBatch]:
-        """The events of some batches of the log, which are not many."""
+        """Yield the events of some batches of the log, which are not many."""
         found: dict[str, Any] = {}
         if self._fields is not None:
             found |= zip(self._fields.names, self._fields.of(gathered), strict=True)
@@ -62,10 +62,10 @@ class RowShape:
         yield from table.to_batches()
 
     def _own(self, name: str, column: Any) -> Any:
-        """A column of the log in the type that the schema has for it."""
+        """Return a column of the log in the type that the schema has for it."""
         field = self._arrow.field(name)
         if column.null_count and not field.nullable:
-            raise Invalid(f"{name} is null in some events", hint=f"leave NOT NULL out of the schema: {name} may be")
+            raise Invalid(f"{name} is null in some events", hint=f"omit NOT NULL in the schema: {name} may be null")
         if column.type == field.type:
             return column
         try:
@@ -100,12 +100,12 @@ def _check_type(name: str, wanted: Any) -> None:
     try:
         pa.nulls(0, own).cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        hint = f"the log has it as {own}; a field of the data with that name is `data.{name}`"
+        hint = f"the log's column is {own}; for a field of the data with that name use `data.{name}`"
         raise Invalid(f"the column {name} cannot be {wanted}", hint=hint) from None
 
 
 def _text(value: bytes | None) -> str | None:
-    """The text that bytes are, or None."""
+    """Return the text that bytes are, or None."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:

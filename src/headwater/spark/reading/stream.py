@@ -2,7 +2,7 @@
 
 Spark asks how far a stream may go, notes that in its checkpoint, and has that range read, again after a crash. So what
 a position names is durable, and the same two positions always mean the same events. The reader lives in one process
-beside the driver for as long as the query; tasks only read. That it is told of a commit or of the end is not relied on.
+beside the driver for as long as the query; tasks only read. It does not rely on notices of a commit or of the end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What Spark asks beside the driver
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name, as those below
-        """Where a new query begins. Asked again, it is the same."""
+        """Return where a new query begins. Asked again, it is the same."""
         if self._first is None:
             hw = self._open()
             self._look()
@@ -65,13 +65,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return positions.told(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One of the two bounds; where both are given, `latestOffset` keeps both."""
+        """Return one of the two bounds; where both are given, `latestOffset` keeps both."""
         if self._read.events_max is not None:
             return ReadMaxRows(self._read.events_max)
         return ReadAllAvailable() if self._read.bytes_max is None else ReadMaxBytes(self._read.bytes_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next trigger may go from there: all that is durable, unless less was asked for."""
+        """Return how far the next trigger may go from there: all that is durable, unless less was asked for."""
         before = positions.understood(start)
         self._look()
         loss = self._read.fail_on_data_loss
@@ -89,7 +89,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._look_after = float("inf")
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """All that was durable at the last look, for Spark's own reports."""
+        """Return all that was durable at the last look, for Spark's own reports."""
         return None if self._last is None else positions.told(self._last)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What a task asks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part."""
+        """Return the rows of one part."""
         return parts.read(self._read, self._read.wanted, self._shape, partition)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._read.fail_on_data_loss:
             raise NotFound(
                 f"topic {topic!r}, partition {number} ends before offset {end}, which the stream has reached",
-                hint="was an older copy of it restored? Begin anew with a new checkpoint",
+                hint="if an older copy of the log was restored, start again with a new checkpoint",
                 code="offset_gone",
             )
 

@@ -1,4 +1,4 @@
-"""What a value of JSON or BSON data is as a type of Arrow: the exact rules, one value at a time. Needs no Spark.
+"""Converts values of JSON or BSON data to types of Arrow: the exact rules, one value at a time. Needs no Spark.
 
 `fields` reads whole chunks with Arrow's parser, and takes these rules where that does not understand a chunk. Texts of
 times and dates go through the same functions of Arrow in both, so that they mean the same.
@@ -49,7 +49,7 @@ def converter(type: Any, unfit: Unfit) -> Convert:
 
 
 def _simple(type: Any) -> Convert:
-    """The function that gives None for what does not fit."""
+    """Return the function that gives None for what does not fit."""
     if pa.types.is_signed_integer(type):
         bound = 1 << (type.bit_width - 1)
         return lambda value: _integer(value, bound)
@@ -68,7 +68,7 @@ def _simple(type: Any) -> Convert:
         pa.null(): lambda _: None,
     }
     if type not in simple:
-        raise Invalid(f"a field of data cannot be {type}", hint="numbers, text, times, arrays, maps and structs can")
+        raise Invalid(f"a field of data cannot be {type}", hint="use numbers, text, times, arrays, maps or structs")
     return simple[type]
 
 
@@ -97,7 +97,7 @@ def _list(type: pa.ListType[Any], unfit: Unfit) -> Convert:
 
 def _map(type: pa.MapType[Any, Any], unfit: Unfit) -> Convert:
     if type.key_type != pa.string():
-        raise Invalid(f"the keys of a map in data are text, not {type.key_type}", hint="declare map<string, …>")
+        raise Invalid(f"map keys in data must be text, not {type.key_type}", hint="declare map<string, …>")
     member = converter(type.item_type, unfit)
 
     def convert(value: Any) -> Any:
@@ -109,13 +109,13 @@ def _map(type: pa.MapType[Any, Any], unfit: Unfit) -> Convert:
 
 
 def _plain(value: Any) -> Any:
-    """A number of BSON's own as Python's; anything else as it is."""
+    """Return a number of BSON's own as Python's; anything else as it is."""
     to_decimal = getattr(value, "to_decimal", None)
     return value if to_decimal is None else to_decimal()
 
 
 def _integer(value: Any, bound: int) -> int | None:
-    """A whole number, however it is written, within the bound."""
+    """Return a whole number, however it is written, within the bound."""
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
@@ -150,7 +150,7 @@ def _single(value: Any) -> float | None:
 
 
 def _decimal(value: Any, precision: int, scale: int) -> Decimal | None:
-    """A number, or the text of one, rounded half up to the scale; None if it has too many digits before it."""
+    """Return a number, or the text of one, rounded half up to the scale; None if it has too many digits before it."""
     value = _plain(value)
     if isinstance(value, str):
         value = Decimal(value) if _NUMBER.fullmatch(value) else None
@@ -177,7 +177,7 @@ def _text(value: Any) -> str | None:
 
 
 def _other(value: Any) -> str:
-    """The text of what only BSON has."""
+    """Return the text of what only BSON has."""
     if isinstance(value, datetime):
         return value.isoformat()
     return bytes(value).hex() if isinstance(value, bytes) else str(_plain(value))
@@ -252,5 +252,5 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of a text; raises ValueError where it is none in base64."""
+    """Return the bytes of a text; raises ValueError where it is none in base64."""
     return binascii.a2b_base64(text, strict_mode=True)

@@ -1,1 +1,1 @@
-"""What writes DataFrames into topics, exactly once: staged by tasks, published by the driver."""
+"""Writes DataFrames to topics, exactly once: staged by tasks, published by the driver."""

@@ -31,13 +31,13 @@ def check(name: str, type: pa.DataType) -> None:
 
 
 def objects(names: Sequence[str], columns: Sequence[Any]) -> Any:
-    """One JSON object for each row, with these fields."""
+    """Return one JSON object for each row, with these fields."""
     texts = [column(name, each) for name, each in zip(names, columns, strict=True)]
     return _objects(names, texts, len(columns[0]))
 
 
 def column(name: str, array: Any) -> Any:
-    """The JSON of each value of one column; null where that is null."""
+    """Return the JSON of each value of one column; null where that is null."""
     return _writer(name, array.type)(array)
 
 
@@ -54,7 +54,7 @@ def _objects(names: Sequence[str], texts: Sequence[Any], count: int) -> Any:
 
 
 def _member(name: str, text: Any, begun: Any) -> Any:
-    """A field with its name, and a comma where others are before it; nothing where it is null."""
+    """Return a field with its name, and a comma where others are before it; nothing where it is null."""
     if isinstance(begun, bool):
         before: Any = f",{name}:" if begun else f"{name}:"
     else:
@@ -93,8 +93,8 @@ def _writer(name: str, type: pa.DataType) -> Text:  # noqa: PLR0911  # one for e
         element = _writer(name, type.value_type)
         return lambda array: _lists(element, array)
     raise Invalid(
-        f"the column {name!r} is of {type}, which has no JSON",
-        hint="cast it first, or make a column 'data' of your own",
+        f"the column {name!r} has type {type}, which cannot be written as JSON",
+        hint="cast it first, or add a column 'data'",
     )
 
 
@@ -113,7 +113,7 @@ def _quoted(array: Any) -> Any:
 
 
 def _harmful(array: Any) -> bool:
-    """Whether some text holds what must be escaped."""
+    """Return whether some text holds what must be escaped."""
     offsets, data = array.buffers()[1:]
     if data is None or not len(array):
         return False
@@ -163,7 +163,7 @@ def _maps(key: Text, item: Text, array: Any) -> Any:
 
 
 def _joined(before: str, array: Any, texts: Any, after: str) -> Any:
-    """The texts of the elements of each list, with commas between them."""
+    """Return the texts of the elements of each list, with commas between them."""
     counts = pc.fill_null(pc.list_value_length(array.cast(_plain_list(array.type))), 0)
     offsets = np.zeros(len(array) + 1, np.int32)
     np.cumsum(np.asarray(counts), out=offsets[1:])
@@ -173,7 +173,7 @@ def _joined(before: str, array: Any, texts: Any, after: str) -> Any:
 
 
 def _plain_list(type: pa.DataType) -> pa.DataType:
-    """The type of a map as that of the list that it is; any other as it is."""
+    """Return the type of a map as that of the list that it is; any other as it is."""
     return pa.list_(pa.struct([type.key_field, type.item_field])) if pa.types.is_map(type) else type
 
 
@@ -187,4 +187,4 @@ def _key_writer(name: str, type: pa.DataType) -> Text:
         return _quoted
     if pa.types.is_boolean(type) or pa.types.is_integer(type) or pa.types.is_decimal(type):
         return lambda array: _between('"', array.cast(pa.string()))
-    raise Invalid(f"the keys of the column {name!r} are of {type}, which name no field", hint="cast them to string")
+    raise Invalid(f"the keys of the column {name!r} have type {type}, not string", hint="cast them to string")

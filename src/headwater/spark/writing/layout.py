@@ -1,4 +1,4 @@
-"""What the columns of a DataFrame are to a topic, and its Arrow batches as events: `data`, `key`, `type`, `meta`.
+"""Maps the columns of a DataFrame to the fields of events: `data`, `key`, `type`, `meta`.
 
 Needs no Spark. A layout is made in the driver, where it refuses what cannot be written before a task begins.
 """
@@ -37,9 +37,9 @@ class Layout(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, schema: pa.Schema, content: str | None) -> Layout:
-        """The layout of a DataFrame; raises Invalid for one that cannot be written."""
+        """Return the layout of a DataFrame; raises Invalid for one that cannot be written."""
         if content is not None and content not in CONTENTS:
-            raise Invalid(f"content {content!r} is unknown", hint=f"it is one of {', '.join(CONTENTS)}")
+            raise Invalid(f"unknown content {content!r}", hint=f"use one of {', '.join(CONTENTS)}")
         others = tuple(name for name in schema.names if name not in EVENT + WHERE)
         if len(set(schema.names)) < len(schema.names):
             raise Invalid("two columns have the same name", hint="rename one of them")
@@ -76,16 +76,16 @@ def _refuse_others(others: Sequence[str]) -> None:
     told = [name for name in others if name in READ_ONLY]
     hint = f"drop({', '.join(map(repr, told or others[:1]))}) first"
     raise Invalid(
-        f"beside 'data', a topic takes no column {others[0]!r}",
-        hint=f"{hint}; or leave 'data' out, and all columns become the fields of JSON data",
+        f"with a column 'data', a topic cannot take column {others[0]!r}",
+        hint=f"{hint}; or drop 'data', and all columns become fields of JSON data",
     )
 
 
 def _content_of_fields(content: str | None, fields: Sequence[str]) -> Content:
     if not fields:
-        raise Invalid("there is no column 'data', and none to make JSON of", hint="name one column 'data'")
+        raise Invalid("there is no column 'data', and no other column to write as JSON", hint="name one column 'data'")
     if content not in (None, "json"):
-        raise Invalid(f"fields are written as JSON, not {content!r}", hint="make a column 'data' of your own")
+        raise Invalid(f"fields are written as JSON, not {content!r}", hint="add a column 'data'")
     return "json"
 
 
@@ -102,7 +102,9 @@ def _check_type(name: str, type: pa.DataType) -> None:
         "partition": ("a whole number", kinds.is_integer(type)),
     }[name]
     if not sound:
-        raise Invalid(f"the column {name!r} is of {type}, and must be {wanted}", hint=f"cast it: col({name!r}).cast(…)")
+        raise Invalid(
+            f"the column {name!r} has type {type}, but must be {wanted}", hint=f"cast it: col({name!r}).cast(…)"
+        )
 
 
 def _is_flat(type: pa.DataType) -> bool:

@@ -2,7 +2,7 @@
 
 1. A manifest of the staged files is created, if there is none: from then on, it is what counts.
 2. Its chunks are appended, partition after partition, each as a request of a producer with the next seq. The log knows
-   what it has of them, so that whoever finishes what another began leaves those out.
+   which of them it has, so that a rerun skips those.
 3. All is synced, and the manifest is marked as finished.
 4. The files go, and what was remembered of the batches before.
 
@@ -80,7 +80,7 @@ def publish(
 def abandon(staging: StagingArea, write: StagedWrite, files: Iterable[str]) -> None:
     """A run has failed: drop the files that it staged, but what a manifest names, which another run will finish.
 
-    Of a write that nobody can run again, everything goes.
+    Of a write that cannot be run again, everything is deleted.
     """
     found = staging.manifest(write)
     if found is not None and not write.repeatable:
@@ -124,14 +124,14 @@ def _check_files(staging: StagingArea, write: StagedWrite, files: set[str]) -> N
     missing = files - there.keys()
     if missing:
         raise NotFound(
-            f"{len(missing)} of {len(files)} staged files are not there, as {min(missing)}",
-            hint="all tasks and the driver must reach one place: give the option 'staging'",
+            f"{len(missing)} of {len(files)} staged files are missing, such as {min(missing)}",
+            hint="all tasks and the driver must share a directory or bucket: give the option 'staging'",
             code="staged_missing",
         )
     now = staging.now()
     if any((now - there[file].modified).total_seconds() > JOB_S_MAX for file in files):
         raise Conflict(
-            f"files were staged more than {JOB_S_MAX / 86_400:g} days ago, and may be swept",
+            f"files were staged more than {JOB_S_MAX / 86_400:g} days ago, and may have been removed",
             hint="write in several parts",
             code="staged_too_old",
         )
@@ -146,7 +146,7 @@ def _same_topic(hw: Store, topic: str, uuid: str) -> TopicInfo:
 
 def _made_anew(topic: str) -> Conflict:
     return Conflict(
-        f"topic {topic!r} was deleted and made again while events for it were staged",
+        f"topic {topic!r} was deleted and recreated while events for it were staged",
         hint="run the write again under another transaction, or with another checkpoint",
         code="topic_made_anew",
     )
@@ -170,7 +170,7 @@ def _finish(
 
 
 def _append_all(hw: Store, staging: StagingArea, write: StagedWrite, destinations: Sequence[StagedPartition]) -> bool:
-    """Append to all partitions, some at once; False if the files are gone because somebody else has finished it."""
+    """Append to all partitions, some at once; return False if another process has finished it and deleted the files."""
     if not destinations:
         return True
     with ThreadPoolExecutor(min(PARTITIONS_AT_ONCE, len(destinations)), "headwater-publish") as pool:
@@ -219,13 +219,13 @@ def _read_all(staging: StagingArea, write: StagedWrite, chunks: Sequence[StagedB
 
 
 def _read(staging: StagingArea, write: StagedWrite, chunk: StagedBatch) -> Batch | None:
-    """A chunk, verified; None if its file is gone because all of it was published."""
+    """Return a chunk, verified; None if its file is gone because all of it was published."""
     stored = staging.read(chunk)
     if stored is None:
         found = staging.manifest(write)
         if found is None or found.record.finished:
             return None
-        raise NotFound(f"the staged file {chunk.file} is gone", code="staged_missing")
+        raise NotFound(f"the staged file {chunk.file} is missing", code="staged_missing")
     read = batch.decode(stored, 0, len(stored), chunk.file)
     read.validate()
     if read.count != chunk.count:
@@ -247,7 +247,7 @@ def _check_memory(
 ) -> None:
     """Raise Conflict if the log may have forgotten what it has of a manifest that another run began with."""
     if told.partitions[destination.partition].end == destination.end:
-        return  # nothing came since, from nobody
+        return  # there were no appends since
     age_ms = staging.now().timestamp() * 1000 - manifest.created_ms
     fresh = age_ms < DEFAULTS.producer_age_ms / 2
     known = hw.backend.producers(destination.topic, destination.partition)
@@ -257,9 +257,9 @@ def _check_memory(
         fresh = fresh and len(known.ids) < known.most
     if not fresh:
         raise Conflict(
-            f"topic {destination.topic!r}, partition {destination.partition}: the log may have forgotten which events"
+            f"topic {destination.topic!r}, partition {destination.partition}: the log may no longer know which events"
             f" of a write that was interrupted {age_ms / 86_400_000:.1f} days ago it has",
-            hint=f"look at what came since offset {destination.end}; the manifest is {write.key}",
+            hint=f"check the events since offset {destination.end}; the manifest is {write.key}",
             code="publishing_unknown",
         )
 

@@ -1,7 +1,7 @@
 """Writing into topics: `df.write.format("headwater")` and `df.writeStream`, exactly once.
 
 Tasks stage what they have (staging.py), already encoded (spreading.py); the driver publishes it when all are done
-(publishing.py). An attempt that fails, is killed or loses a race leaves only a file that nobody names.
+(publishing.py). An attempt that fails, is killed or loses a race leaves only an unreferenced file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SinkSettings(msgspec.Struct, frozen=True):
     transaction: str | None = None
 
     def open(self) -> Store:
-        """The log, made if it is not there."""
+        """Return the log, made if it is not there."""
         try:
             return open_place(self.address)
         except NotFound as error:
@@ -57,7 +57,7 @@ class SinkSettings(msgspec.Struct, frozen=True):
             return open_place(self.address, mode="create")
 
     def staged(self, write: StagedWrite) -> StagingArea:
-        """Where a write is staged."""
+        """Return where a write is staged."""
         return StagingArea.at(self.staging or self.address, durable=write.repeatable)
 
 
@@ -65,21 +65,21 @@ def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool,
     """What the options say; raises Invalid for what they cannot."""
     if overwrite:
         raise Invalid(
-            "a topic is never overwritten",
-            hint="mode('append'); to begin anew, write into another topic, or delete this one first",
+            "a topic cannot be overwritten",
+            hint="use mode('append'); to start over, write to another topic, or delete this one first",
         )
     given = {name.lower(): value for name, value in options.items()}
     unknown = sorted(given.keys() - {*OPTIONS, *(OF_SPARK if streaming else ())})
     if unknown:
-        raise Invalid(f"the option {unknown[0]!r} is unknown", hint=f"options are {', '.join(OPTIONS)}")
+        raise Invalid(f"unknown option {unknown[0]!r}", hint=f"known options: {', '.join(OPTIONS)}")
     if "path" not in given:
-        raise Invalid("the address of the log is missing", hint='save("data"), or option("path", …) for a stream')
+        raise Invalid("the address of the log is missing", hint='use save("data"), or option("path", …) for a stream')
     layout = Layout.of(to_arrow_schema(schema, timezone="UTC"), given.get("content"))
     topic, transaction = given.get("topic"), given.get("transaction")
     if topic is None and "topic" not in layout.names:
-        raise Invalid("the topic is missing", hint='option("topic", …), or a column "topic"')
+        raise Invalid("the topic is missing", hint='use option("topic", …), or a column "topic"')
     if transaction is not None and streaming:
-        raise Invalid("a stream needs no transaction", hint="its checkpoint names it")
+        raise Invalid("a stream takes no transaction", hint="omit it: the checkpoint identifies the write")
     kind_of(given["path"])  # raises for an address that cannot be opened, before a task stages anything
     address = absolute(given["path"])
     repeatable = streaming or transaction is not None
@@ -91,26 +91,26 @@ def _partitions(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or not int(text):
-        raise Invalid(f"partitions is {text!r}", hint="it is a number from 1 on")
+        raise Invalid(f"partitions {text!r} is not a number above 0", hint="use a number from 1")
     return int(text)
 
 
 def _staging(given: Mapping[str, str], address: str, *, repeatable: bool) -> str | None:
-    """Where a write is staged that cannot be inside its log: a server keeps no files for others."""
+    """Return where a write is staged that cannot be inside its log: a server keeps no files for others."""
     if "staging" in given:
         return absolute(given["staging"])
     if not is_server(address):
         return None
     if repeatable:
         raise Invalid(
-            "what goes to a server exactly once must be staged elsewhere until it is there",
-            hint='option("staging", …): a directory or a bucket that the driver and all tasks reach',
+            "exactly-once writes to a server need a staging location",
+            hint='use option("staging", …): a directory or bucket that the driver and all tasks can reach',
         )
     return os.path.join(tempfile.gettempdir(), f"headwater-{os.getuid()}")
 
 
 class StagedFiles(WriterCommitMessage):
-    """What an attempt of a task has staged: the one file, and the batches in it."""
+    """The staged output of a task's attempt: one file, and the batches in it."""
 
     def __init__(self, write: StagedWrite, sent: list[PublishedBatch]) -> None:
         self.write = write
@@ -118,7 +118,7 @@ class StagedFiles(WriterCommitMessage):
 
     @property
     def files(self) -> set[str]:
-        """The keys of its files."""
+        """Return the keys of its files."""
         return {each.chunk.file for each in self.sent}
 
 
@@ -139,7 +139,7 @@ def stage(chosen: SinkSettings, write: StagedWrite, rows: Iterable[pa.RecordBatc
 
 
 def _pieces(batches: Iterable[EncodedBatch], file: str, sent: list[PublishedBatch]) -> Iterator[bytes]:
-    """The bytes of a file; what is where in it is noted."""
+    """Yield the bytes of a file; what is where in it is noted."""
     position = 0
     for each in batches:
         sent.append(
@@ -175,7 +175,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The writes of a streaming query, batch by batch. Made anew for each."""
+    """The writes of a streaming query. Created for each batch."""
 
     def __init__(self, chosen: SinkSettings) -> None:
         self._chosen = chosen
@@ -185,7 +185,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
         if query is None or batch is None:
-            raise Invalid("a task of a stream does not know its query", hint="use Spark 4.2 or later")
+            raise Invalid("a task of a stream has no query id", hint="use Spark 4.2 or later")
         return stage(self._chosen, StagedWrite.of_query(query, int(batch)), iterator, task.partitionId() + int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
@@ -200,7 +200,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _writes(messages: list[WriterCommitMessage | None], batch: int) -> set[StagedWrite]:
-    """The one write that all tasks were of; none if there was no task."""
+    """Return the one write that all tasks were of; none if there was no task."""
     found = {message.write for message in messages if isinstance(message, StagedFiles)}
     if len(found) > 1 or any(write.batch != batch for write in found):
         raise Invalid(f"batch {batch} has tasks of {sorted(write.key for write in found)}")

@@ -83,7 +83,7 @@ class TopicTargets:
 def encode(
     rows: Iterable[pa.RecordBatch], layout: Layout, targets: TopicTargets, topic: str | None, turn: int
 ) -> Iterator[EncodedBatch]:
-    """The batches of a task's rows. Those without a topic go to `topic`; those without a key go in `turn`."""
+    """Yield the batches of a task's rows. Those without a topic go to `topic`; those without a key go in `turn`."""
     partitions = targets[topic].partitions if topic is not None else 1
     enough = min(max(GATHER_BYTES, partitions * GATHER_BYTES_EACH), GATHER_BYTES_MAX)
     for number, gathered in enumerate(_gathered(rows, enough)):
@@ -172,14 +172,14 @@ def _asked(column: Any, target: TopicTarget) -> I64:
         wrong = int(where.max()) if int(where.min()) >= 0 else int(where.min())
         raise NotFound(
             f"topic {target.name!r} has no partition {wrong}",
-            hint=f"it has {target.partitions}, from 0",
+            hint=f"it has {target.partitions} partitions, numbered from 0",
             code="partition_not_found",
         )
     return where
 
 
 def _runs(numbers: Any) -> Iterator[tuple[int, Any]]:
-    """Each number that there is, and at which rows, in their order."""
+    """Yield each number that there is, and at which rows, in their order."""
     small = numbers.astype(np.uint16) if len(numbers) and int(numbers.max()) < 1 << 16 else numbers  # sorted by digits
     order = np.argsort(small, kind="stable")
     ordered = small[order]
@@ -205,7 +205,7 @@ def _chunks(table: pa.Table, layout: Layout, target: TopicTarget, partition: int
 
 
 def _cuts(data: Any) -> Sequence[tuple[int, int]]:
-    """Where rows are cut so that each part has about CHUNK_BYTES of data, and at most one row more."""
+    """Return where rows are cut so that each part has about CHUNK_BYTES of data, and at most one row more."""
     column = arrow.column_of(data)
     if column is None or column.offsets is None:  # nothing but nulls, which are refused
         return [(0, len(data))]

@@ -1,8 +1,8 @@
-"""Where a job keeps events between its tasks and its commit: one file for each attempt of a task, and a manifest.
+"""Staged writes: events between the tasks of a job and its commit, one file for each attempt of a task, and a manifest.
 
 A file holds encoded batches (docs/FORMAT.md, "Staged writes"), each of one topic and partition, in the order of its
-rows. It is put by the store as a whole, under a name that no other attempt has, so nobody ever sees a part of one. What
-a job publishes is told by its manifest, which is created only if there is none: of all runs of a batch, one counts.
+rows. It is put by the store as a whole, under a name that no other attempt has, so no partial file is visible. What
+a job publishes is in its manifest, which is created only if there is none: of all runs of a batch, one counts.
 
 A directory and a bucket keep it inside, below `staging/`; for a server it is wherever the option `staging` says. Needs
 no Spark.
@@ -32,38 +32,38 @@ from headwater.event import UNIX_EPOCH_TICKS
 TICKS_PER_S = 10_000_000
 FOLDER = "staging"
 ORPHAN_S = 7 * 86_400.0  # files that no manifest names go after this
-JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: nobody can be just about to sweep younger ones
+JOB_S_MAX = ORPHAN_S / 2  # older files are not published any more: a sweep cannot delete younger ones
 
 
 class StagedWrite(msgspec.Struct, frozen=True):
-    """Which write it is: of all who have the same name and batch, one is published."""
+    """Identifies a write: of all attempts with the same name and batch, one is published."""
 
     name: str
     batch: int = 0
 
     @classmethod
     def of_query(cls, query: str, batch: int) -> StagedWrite:
-        """A batch of a streaming query, which is run again after a crash."""
+        """Return a batch of a streaming query, which is run again after a crash."""
         return cls(f"query-{query}", batch)
 
     @classmethod
     def of_transaction(cls, transaction: str) -> StagedWrite:
-        """A batch write with a name of its own, which may be run again."""
+        """Return a batch write with a name of its own, which may be run again."""
         return cls(f"transaction-{hashlib.sha256(transaction.encode()).hexdigest()[:32]}")
 
     @classmethod
     def once(cls) -> StagedWrite:
-        """A batch write that nobody can run again."""
+        """Return a batch write that cannot be run again."""
         return cls(f"once-{os.urandom(16).hex()}")
 
     @property
     def repeatable(self) -> bool:
-        """Whether another run of it may come."""
+        """Return whether another run of it may come."""
         return not self.name.startswith("once-")
 
     @property
     def streaming(self) -> bool:
-        """Whether it is a batch of a query."""
+        """Return whether it is a batch of a query."""
         return self.name.startswith("query-")
 
     @property
@@ -93,7 +93,7 @@ class StagedPartition(msgspec.Struct, frozen=True):
 
 
 class WriteManifest(msgspec.Struct, frozen=True):
-    """What a write publishes. Of one that is `finished`, only the counts are kept."""
+    """The contents of a write. Of one that is `finished`, only the counts are kept."""
 
     created_ms: int
     events: int
@@ -102,7 +102,7 @@ class WriteManifest(msgspec.Struct, frozen=True):
     finished: bool = False
 
     def files(self) -> set[str]:
-        """The keys of all files that it names."""
+        """Return the keys of all files that it names."""
         return {chunk.file for destination in self.destinations for chunk in destination.chunks}
 
 
@@ -117,24 +117,22 @@ class StagingArea:
 
     @classmethod
     def at(cls, address: str, *, durable: bool = True) -> StagingArea:
-        """The one of a directory or a bucket. If it need not be `durable`, files are not synced."""
+        """Return the one of a directory or a bucket. If it need not be `durable`, files are not synced."""
         clock = Clock()
         if is_bucket(address):
             return cls(open_store(address, clock=clock, disk=Disk()), f"{FOLDER}/", clock)
         if not is_directory(address):
-            raise Invalid(
-                f"nothing can be staged at {address!r}", hint="staging is a directory, s3://… or objects:///…"
-            )
+            raise Invalid(f"cannot stage files at {address!r}", hint="use a directory, s3://… or objects:///…")
         disk = Disk() if durable else _UnsyncedDisk()
         return cls(DirectoryStore(Path(address) / FOLDER, disk, clock), "", clock)
 
     @property
     def far(self) -> bool:
-        """Whether a read waits for a server."""
+        """Return whether a read waits for a server."""
         return not isinstance(self._store, DirectoryStore)
 
     def new_file(self, write: StagedWrite) -> str:
-        """The key of a file that no other attempt has."""
+        """Return the key of a file that no other attempt has."""
         return f"{self._files(write)}{os.urandom(8).hex()}"
 
     def put(self, file: str, pieces: Iterable[bytes]) -> None:
@@ -142,15 +140,15 @@ class StagingArea:
         self._store.put_pieces(file, pieces)
 
     def read(self, chunk: StagedBatch) -> memoryview | None:
-        """The bytes of a chunk, fewer where the file ends; None if that is gone."""
+        """Return the bytes of a chunk, fewer where the file ends; None if that is gone."""
         return self._store.get_range(chunk.file, chunk.position, chunk.size)
 
     def files(self, write: StagedWrite) -> dict[str, ObjectEntry]:
-        """The files of a write, of all its attempts and runs."""
+        """Return the files of a write, of all its attempts and runs."""
         return {each.key: each for each in self._store.list(self._files(write))}
 
     def manifest(self, write: StagedWrite) -> RecordVersion[WriteManifest] | None:
-        """The manifest; None if there is none."""
+        """Return the manifest; None if there is none."""
         return self._manifests.read(self._manifest(write))
 
     def create(self, write: StagedWrite, manifest: WriteManifest) -> RecordVersion[WriteManifest] | None:
@@ -161,10 +159,10 @@ class StagingArea:
     def finish(self, write: StagedWrite, found: RecordVersion[WriteManifest]) -> None:
         """Note durably that all of it is published. Files may go then, and the manifests of earlier batches."""
         done = WriteManifest(found.record.created_ms, found.record.events, title=found.record.title, finished=True)
-        self._manifests.swap(self._manifest(write), done, found.version)  # else somebody else has done so
+        self._manifests.swap(self._manifest(write), done, found.version)  # otherwise another process has done so
 
     def passed(self, write: StagedWrite) -> bool:
-        """Whether a later batch of the same query was begun, and so this one finished."""
+        """Return whether a later batch of the same query was begun, and so this one finished."""
         return next(self._store.list(f"{self._prefix}manifests/{write.name}.", self._manifest(write)), None) is not None
 
     def drop(self, write: StagedWrite) -> None:
@@ -176,7 +174,7 @@ class StagingArea:
         delete_all(self._store, files)
 
     def drop_manifest(self, write: StagedWrite) -> None:
-        """Forget a write that nobody can run again."""
+        """Forget a write that cannot be run again."""
         self._store.delete([self._manifest(write)])
 
     def drop_earlier(self, write: StagedWrite) -> None:
@@ -193,7 +191,7 @@ class StagingArea:
         return delete_all(self._store, set(old) - self._named())
 
     def now(self) -> datetime:
-        """The time, as files have it."""
+        """Return the time, as files have it."""
         return datetime.fromtimestamp((self._clock.ticks() - UNIX_EPOCH_TICKS) / TICKS_PER_S, UTC)
 
     def close(self) -> None:
@@ -201,7 +199,7 @@ class StagingArea:
         self._store.close()
 
     def _named(self) -> set[str]:
-        """The files that are named by manifests."""
+        """Return the files that are named by manifests."""
         named: set[str] = set()
         for each in self._store.list(f"{self._prefix}manifests/"):
             found = self._manifests.read(each.key)
@@ -220,7 +218,7 @@ class StagingArea:
 
 
 class _UnsyncedDisk(Disk):
-    """Files that need not outlive a crash, because whoever could use them does not: nothing is synced."""
+    """Files that need not survive a crash, because their only user does not: nothing is synced."""
 
     def fdatasync(self, _fd: Any) -> None:
         """Nothing."""
