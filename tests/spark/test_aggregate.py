@@ -145,12 +145,12 @@ def test_a_field_that_is_called_as_a_column_of_the_log(spark: SparkSession, tmp_
 @pytest.mark.parametrize(
     ("chosen", "why"),
     [
-        ({"by": "nothing"}, "no column 'nothing'"),
+        ({"by": "nothing"}, "unknown column 'nothing'"),
         ({"count": False}, "no aggregate is given"),
         ({"sum": "type"}, "type is string, which cannot be summed"),
         ({"min": "tags", "schema": "tags array<int>"}, "tags is array<int>, which cannot be ordered"),
         ({"start": "nowhere"}, "not a position"),
-        ({"mode": "loud"}, "mode is permissive or failfast"),
+        ({"mode": "loud"}, "mode must be permissive or failfast"),
     ],
 )
 def test_what_cannot_be_aggregated_is_refused(

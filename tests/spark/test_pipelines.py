@@ -428,7 +428,7 @@ def test_what_cannot_be_run_is_told_before_anything_is(spark: SparkSession, data
         run(spark, data, App())
     with pytest.raises(NotFound, match="has no pipeline 'q'") as caught:
         run(spark, data, app_of(same, "parquet:out"), ["q"])
-    assert caught.value.hint == "there are p"
+    assert caught.value.hint == "it has p"
     missing = App()
     missing.pipeline("nothing", to="parquet:out", name="p")(same)
     with pytest.raises(NotFound, match="pipeline 'p': "):

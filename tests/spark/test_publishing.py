@@ -317,7 +317,7 @@ def test_a_topic_that_was_made_anew_gets_nothing_of_the_old_one(data: Path) -> N
         hw.delete("orders")
         hw.create("orders", partitions=3)
         for each, of in ((write, []), (fresh, sent)):
-            with pytest.raises(Conflict, match="made again"):
+            with pytest.raises(Conflict, match="deleted and recreated"):
                 publish(hw, staging_at(data), each, of)
         assert numbers_of(hw) == []
 

@@ -282,7 +282,7 @@ def test_retention_that_passes_the_stream_is_an_error_unless_losses_are_allowed(
         hw.retain("orders", retention_segments=2)
         end = found.latestOffset(start, ALL)
         oldest = hw.describe("orders").partitions[0].start
-        with pytest.raises(HeadwaterError, match=f"offset 0 is gone, the oldest is {oldest}") as error:
+        with pytest.raises(HeadwaterError, match=f"offset 0 is gone; the oldest is {oldest}") as error:
             found.partitions(start, end)
         assert "failOnDataLoss" in error.value.hint
         assert read_between(careless, start, end)[0] == ("orders", 0, oldest, end["orders"]["end"][0])
@@ -319,7 +319,7 @@ def test_a_topic_that_was_made_again_is_an_error(tmp_path: Path) -> None:
         for count in (1, 2):  # fewer events than before, and as many
             hw.append_many("orders", [b"2"] * count)
             for late in (lambda: found.latestOffset(end, ALL), lambda: list(found.read(part))):
-                with pytest.raises(HeadwaterError, match="deleted and made again"):
+                with pytest.raises(HeadwaterError, match="deleted and recreated"):
                     late()
         found.stop()
 
@@ -334,7 +334,7 @@ def test_a_task_notices_an_empty_topic_of_the_same_name(tmp_path: Path) -> None:
         hw.delete("orders")
         hw.create("orders")
         for late in (lambda: list(found.read(part)), lambda: found.partitions(start, end)):
-            with pytest.raises(HeadwaterError, match="deleted and made again"):
+            with pytest.raises(HeadwaterError, match="deleted and recreated"):
                 late()
         found.stop()
 
