@@ -305,7 +305,7 @@ def test_a_manifest_is_not_finished_where_too_many_producers_came_since(data: Pa
     write = old_manifest(data)
     with opened(data) as hw:
         forgetting(hw, DEFAULTS.producers_max)
-        with pytest.raises(Conflict, match="forgotten"):
+        with pytest.raises(Conflict, match="no longer know"):
             publish(hw, staging_at(data), write, [])
 
 

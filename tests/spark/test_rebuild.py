@@ -145,15 +145,15 @@ def test_a_damaged_log_is_told_as_what_it_is(spark: SparkSession, hw: Store) -> 
         headwater.spark.rebuild(spark, hw, counting(), "b")
 
 
-def test_an_older_version_is_refused_and_a_server_cannot(spark: SparkSession, hw: Store) -> None:
+def test_an_older_version_is_refused_and_so_is_a_bucket(spark: SparkSession, hw: Store) -> None:
     hw.append_many("t", [b""] * 10, keys=["a"] * 10)
     counting(2).catch_up(hw, SETTLE_S)
     with pytest.raises(Conflict) as refused:
         headwater.spark.rebuild(spark, hw, counting(1), "b")
     assert refused.value.code == "superseded"
-    with pytest.raises(Unsupported) as needs:
-        headwater.spark.rebuild(spark, object(), counting(1), "b")
-    assert needs.value.code == "needs_directory"
+    with headwater.open(f"objects://{hw.path}-bucket") as bucket, pytest.raises(Unsupported) as needs:
+        headwater.spark.rebuild(spark, bucket, counting(1), "b")
+    assert needs.value.code == "verb_unsupported"
 
 
 def test_an_empty_topic_gives_an_empty_binder(spark: SparkSession, hw: Store) -> None:
