@@ -1,7 +1,7 @@
 """Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
 
 `due` tells which segments have to go, `delete` takes them away. A segment is deleted under the lock of the log, so that
-neither a repair nor a topic created again in this place comes in between, and under the lock of its own file, so that no
+neither a repair nor a topic created again in this place intervenes, and under the lock of its own file, so that no
 sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one name;
 the syncs, and giving the space back, come after it. Safe from any thread and process.
 """
