@@ -377,6 +377,6 @@ def test_the_port_of_the_protocol_over_tcp_is_told_at_once(server: Server) -> No
     url = server.tcp_url.replace("headwater://", "http://")
     with headwater.open(url, retry=3600.0) as hw:  # what is not told at once is tried until this test is given up
         for ask in (hw.topics, lambda: hw.append("t", b"x")):
-            with pytest.raises(Unavailable, match=r"the port of the protocol over TCP.*7450") as failed:
+            with pytest.raises(Unavailable, match=r"the port of the TCP protocol.*7450") as failed:
                 ask()
             assert failed.value.code == "unreachable"

@@ -340,9 +340,7 @@ class Replicator:
         elif share.state == "gone":
             self._give_up(name, _deleted(name, again=False))
         elif share.state == "behind" and not self._holds_any(name):
-            self._drop(
-                name
-            )  # the source has deleted what it would have begun with: it is created again at the next poll
+            self._drop(name)  # the source has deleted its first events: it is created again at the next poll
             self._look_s = float("-inf")
         elif share.state == "behind":
             self._give_up(name, _fell_behind(copy, share))
