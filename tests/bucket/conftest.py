@@ -50,5 +50,5 @@ def opener(bucket_url: str) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def hw(opener: Opener) -> Store:
+def bucket(opener: Opener) -> Store:
     return opener()

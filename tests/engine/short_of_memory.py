@@ -18,7 +18,8 @@ from tests.log.unsynced import open_unsynced
 from tests.server.serving import Server, serving
 
 # errors.py turns it into an error, and has no memory to lose.
-WITHIN = tuple(f"headwater/{part}" for part in ("engine/", "storage/", "format/", "client/", "requests.py", "event.py"))
+ROOMS = ("directory/", "bucket/", "remote/", "consumers/", "log/", "disk/", "format/", "requests.py", "event.py")
+WITHIN = tuple(f"headwater/{part}" for part in ROOMS)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
