@@ -14,7 +14,7 @@ def test_a_bucket_is_kept_by_commands(run: Run, tmp_path: Path) -> None:
         run("append", bucket, "t", f"e{number}")
     assert run("seal", bucket, "t").out == "✓ topic t has 1 sealed segment, 1 of them new\n"
     assert run("seal", bucket, "t").out == "✓ topic t has nothing to seal\n"
-    assert run("maintain", bucket).out == "✓ 0 segments made, 0 segments trimmed, 0 objects deleted\n"
+    assert run("maintain", bucket).out == "✓ 0 segments created, 0 segments trimmed, 0 objects deleted\n"
     assert json.loads(run("maintain", bucket, "t", "--json").out) == {"segments": 0, "trimmed": [], "collected": 0}
     assert "all good: 1 topic" in run("check", bucket).out
     assert "deleted 1 segment of topic t" in run("retain", bucket, "t", "--before", "3").out

@@ -26,7 +26,7 @@ def test_a_log_is_copied_looked_at_and_promoted(run: Run, data: Path, tmp_path: 
     (told,) = run("replica", replica, "--json").objects
     assert (told["state"], told["lag"], told["logs"][0]["end"]) == ("stopped", 0, 2)
     assert "headwater promote" in run("append", replica, "orders", "three", code=1).err
-    assert "takes appends" in run("promote", replica).out
+    assert "accepts appends" in run("promote", replica).out
     run("append", replica, "orders", "three")
     assert "promoted" in run("replica", replica).out
     assert "new directory" in run("replicate", data, replica, "--once", code=1).err

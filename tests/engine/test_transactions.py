@@ -142,7 +142,7 @@ def test_a_transaction_is_over_once(hw: Store) -> None:
     with hw.transaction() as tx:
         move(tx, 1)
     for again in (tx.commit, partial(tx.append, "a", b"")):
-        with pytest.raises(Closed, match="over"):
+        with pytest.raises(Closed, match="has ended"):
             again()
     other = hw.transaction()
     other.append("a", b"")

@@ -50,7 +50,7 @@ def test_damage_to_the_table_and_a_wrong_length_are_told(
 
 def test_a_share_of_what_was_not_asked_for_is_refused() -> None:
     stored = encode(answer_of([(3, "ok", b"")]))
-    with pytest.raises(Corrupt, match="question"):
+    with pytest.raises(Corrupt, match="does not match its request"):
         decode(stored, ASKED[:3])
 
 

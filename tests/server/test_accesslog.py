@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_opened_again_is_told_in_the_old_one(tmp_path: Pat
     note(log)
     log.close()
     notice, line = lines(tmp_path / "moved" / "access.log")
-    assert "cannot be opened again" in notice["error"]
+    assert "cannot be reopened" in notice["error"]
     assert line["path"] == "/topics"
 
 

@@ -15,7 +15,7 @@ from tests.server.test_asgi import run
 
 SENT = {"Authorization": "Bearer hw_whatever"}
 HEADER = "headwater-credentials"
-WARNING = b"a client sent credentials, which are not checked"
+WARNING = b"a client sent credentials, but authentication is off"
 CREDENTIALS = [{"username": "ada", "password": "anything"}, {"token": "hw_whatever"}]
 
 

@@ -136,9 +136,9 @@ def test_views_of_the_session_can_be_used_and_stay(spark: SparkSession, data: st
 @pytest.mark.parametrize(
     ("query", "error", "message"),
     [
-        ("SELECT * FROM orderz", NotFound, "no topic or binder 'orderz' (is it orders?)"),
+        ("SELECT * FROM orderz", NotFound, "no topic or binder 'orderz' (did you mean orders?)"),
         ("SELECT * FROM my-shop.paid", Invalid, "back quoted"),
-        ("SELECT * FROM my_shop.paid", NotFound, "is it `my-shop.paid`?"),
+        ("SELECT * FROM my_shop.paid", NotFound, "did you mean `my-shop.paid`?"),
         (
             "SELECT nothing FROM orders",
             Invalid,

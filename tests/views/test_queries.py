@@ -52,7 +52,7 @@ def test_a_query_that_is_not_there_is_told_with_those_that_are(hw: Store) -> Non
     with pytest.raises(NotFound) as caught:
         shop().ask(hw, "tops")
     assert caught.value.code == "no_such_query"
-    assert caught.value.hint == "there are broken, last, orders_of, top"
+    assert caught.value.hint == "it has broken, last, orders_of, top"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"name": "ann", "most": 5}, {"nam": "ann"}])
