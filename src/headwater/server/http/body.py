@@ -16,12 +16,12 @@ class Body:
         *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
     )
 
-    def __init__(self, connection: ServerConnection) -> None:
+    def __init__(self, connection: ServerConnection, whole: bytes | None = None) -> None:
+        """`whole` is all of it, if it has arrived with its head."""
         self.connection = connection
-        self.pieces: list[bytes] = []
-        self.size = 0  # of the pieces that wait, or were thrown away
-        self.received = 0  # in all
-        self.whole = False  # whether all of it has arrived
+        self.pieces: list[bytes] = [whole] if whole else []
+        self.received = self.size = len(whole or b"")  # in all; and of the pieces that wait, or were thrown away
+        self.whole = whole is not None
         self.taken = False  # whether its request has begun to be answered, or waits for that
         self.dropped = False  # whether the request was answered without it
         self.expected = False  # whether the client waits for a word before it sends

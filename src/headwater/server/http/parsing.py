@@ -6,6 +6,7 @@ no further than its connection has room for. Belongs to the loop's thread.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import httptools
@@ -16,6 +17,7 @@ from headwater.server.http.message import Response
 
 if TYPE_CHECKING:
     from headwater.limits import ServerLimits
+    from headwater.server.http.message import Request
     from headwater.server.http.protocol import ServerConnection
 
 SLICE_BYTES = 16 * 1024  # parsed at once: some hundred requests at most, beyond those that may wait
@@ -25,6 +27,13 @@ _NAMES = {name.title().encode(): name for name in ("accept", "connection", "cont
 _NAMES |= {name.encode(): name for name in (*_NAMES.values(), "authorization", "user-agent")}
 _NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
+
+VERSION = b" HTTP/1.1\r\n"
+_NUMBERS = ("content-length", "headwater-seq")
+NUMBER_DIGITS_MAX = 19
+REPEATED_BYTES_MAX = 2048  # of a head that is remembered, in each connection
+NOT_REPEATED = frozenset(("expect", "transfer-encoding", "upgrade"))  # they need the parser's rules
+_target = re.compile(rb'/[!"$-~]*').fullmatch  # any visible character but the one that begins a fragment
 
 
 class RequestParser:
@@ -133,6 +142,71 @@ class RequestParser:
             raise Invalid("the Host header is missing", code="bad_request")
         if coding is not None and (coding.strip().lower() != "chunked" or version == "1.0"):
             raise Invalid("unsupported Transfer-Encoding", hint="use chunked", code="bad_request")
+
+
+class RepeatedHead:
+    """The head of a connection's last request. Clients repeat it, with other numbers and maybe another target.
+
+    `match` reads such a head without the parser, which would take half of the time of a small request.
+    """
+
+    __slots__ = ("_gaps", "_last", "_pieces", "_start")
+
+    def __init__(self) -> None:
+        self._last: Request | None = None  # whose head is known
+        self._start = b""  # its method and a space
+        self._gaps: list[str] = []  # headers whose values are numbers that differ from request to request
+        self._pieces: list[bytes] = []  # what is around them, from the version on: one more than gaps
+
+    def learn(self, data: bytes, request: Request) -> None:
+        """Remember the head of a request as it was parsed, if data is that one request and no more."""
+        self._last = None
+        headers, start = request.headers, request.method.encode() + b" "
+        line, end = data.find(VERSION), data.find(b"\r\n\r\n") + 4
+        if end > REPEATED_BYTES_MAX or int(headers.get("content-length", "0")) != len(data) - end:
+            return
+        if request.http10 or not request.keep_alive or not NOT_REPEATED.isdisjoint(headers):
+            return
+        if data[:line] != start + request.target or not _target(request.target):
+            return
+        block, pieces, gaps, at = data[line:end], [], [], 0
+        lower = block.lower()
+        for found, name in sorted((lower.find(b"\r\n%b: " % name.encode()), name) for name in _NUMBERS):
+            if found >= 0:
+                value = found + len(name) + 4
+                stop = block.find(b"\r", value)
+                if block[value:stop] != headers[name].encode("latin-1") or not block[value:stop].isdigit():
+                    return  # it comes twice, or has spaces around it
+                pieces.append(block[at:value])
+                gaps.append(name)
+                at = stop
+        self._last, self._start, self._gaps, self._pieces = request, start, gaps, [*pieces, block[at:]]
+
+    def match(self, data: bytes) -> tuple[Request, bytes] | None:
+        """Return the request and its body, if data is one whole request with the head that was learned."""
+        last, start = self._last, self._start
+        if last is None or not data.startswith(start):
+            return None
+        at = data.find(VERSION, 0, REPEATED_BYTES_MAX)
+        target = data[len(start) : at]
+        if at < 0 or not (target == last.target or _target(target)):
+            return None
+        headers, pieces, size = last.headers, self._pieces, 0
+        if self._gaps:
+            headers = dict(headers)
+            for piece, name in zip(pieces, self._gaps, strict=False):
+                value = at + len(piece)
+                stop = data.find(b"\r", value, value + NUMBER_DIGITS_MAX + 1)
+                number = data[value:stop]
+                if not data.startswith(piece, at) or not number.isdigit() or stop < 0:
+                    return None
+                headers[name] = number.decode()
+                at = stop
+            size = int(headers.get("content-length", "0"))
+        end = at + len(pieces[-1])
+        if len(data) - end != size or not data.startswith(pieces[-1], at):
+            return None
+        return last.repeated(target, headers), data[end:]
 
 
 def parse_failure(error: Exception) -> Response:

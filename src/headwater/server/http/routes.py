@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 from headwater.errors import Invalid, NotFound
 from headwater.server.http import (
@@ -28,7 +29,8 @@ from headwater.server.service import Service
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
-class Route(NamedTuple):
+@dataclass(frozen=True)
+class Route:
     """One route. Which right it needs, and of what, is in `rights`.
 
     Parts of the pattern in braces stand for any name; the topic's is `{name}`, or `{topic}` where there are two. What
@@ -40,19 +42,30 @@ class Route(NamedTuple):
     handler: Handler
     parameters: tuple[Parameter, ...] = ()
 
-    @property
+    @cached_property
     def right(self) -> Right:
-        """What it takes to be answered."""
+        """Return the right that a request needs."""
         return RIGHTS[f"{self.method} {self.pattern}"]
+
+    @cached_property
+    def query_names(self) -> tuple[str, ...]:
+        """Return the names of the parameters that may be in the query."""
+        return parameters.names(self.parameters)
+
+    @cached_property
+    def _named(self) -> tuple[int, Callable[[str], str]] | None:
+        """Return where in a path the name is that a right is of, and what stands for it in scopes."""
+        parts = self.pattern.split("/")[1:]
+        return next(((parts.index(name), scope) for name, scope in _SCOPES if name in parts), None)
 
     def topic(self, path: tuple[str, ...], bus: str) -> str | None:
         """Return the topic in a path of this route, or what stands for one in scopes; `bus` is that of the bus."""
         if self.right.of == "bus":
             return bus
-        for named, scope in _SCOPES:
-            if named in self.pattern:
-                return scope(path[self.pattern.split("/")[1:].index(named)])
-        return None
+        if self._named is None:
+            return None
+        at, scope = self._named
+        return scope(path[at])
 
 
 _SCOPES: tuple[tuple[str, Callable[[str], str]], ...] = (
@@ -100,29 +113,49 @@ ROUTES = (
 )
 
 
+class _RouteNode:
+    """The routes below one part of a path: by the next part where that is a word, or any name."""
+
+    __slots__ = ("methods", "name", "name_may_be_empty", "words")
+
+    def __init__(self) -> None:
+        self.methods: dict[str, Route] = {}
+        self.words: dict[str, _RouteNode] = {}
+        self.name: _RouteNode | None = None
+        self.name_may_be_empty = False
+
+    def child(self, part: str) -> _RouteNode:
+        """Return the node below for a part of a pattern, which is made if there is none."""
+        if part[:1] != "{":
+            return self.words.setdefault(part, _RouteNode())
+        self.name = self.name or _RouteNode()
+        self.name_may_be_empty = part == "{id}"  # of a document
+        return self.name
+
+
 class Router:
     """Finds the route of a request."""
 
-    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
-        self._by_length: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+    def __init__(self, routes: Iterable[Route] = ROUTES) -> None:
+        self._root = _RouteNode()
         for route in routes:
-            parts = tuple(route.pattern.split("/")[1:])
-            group = self._by_length.setdefault(len(parts), [])
-            methods = next((methods for pattern, methods in group if pattern == parts), None)
-            if methods is None:
-                methods = {}
-                group.append((parts, methods))
-            methods[route.method] = route
+            node = self._root
+            for part in route.pattern.split("/")[1:]:
+                node = node.child(part)
+            node.methods[route.method] = route
 
     def methods(self, path: tuple[str, ...]) -> dict[str, Route]:
         """Return the routes of a path, by method; raises NotFound if nothing is there.
 
-        Of several that fit, the first counts for each method: a document may have the name of another route.
+        For each method, a word in a pattern wins over a name: a document may have the name of another route.
         """
+        nodes = [self._root]
+        for part in path:
+            below = [node.words[part] for node in nodes if part in node.words]
+            nodes = below + [node.name for node in nodes if node.name and (part or node.name_may_be_empty)]
         found: dict[str, Route] = {}
-        for pattern, methods in self._by_length.get(len(path), ()):
-            if all(map(_fits, pattern, path)):
-                found = methods | found
+        for node in nodes:
+            found = node.methods | found
         if not found:
             raise NotFound("no such route", hint="GET /openapi.json lists all routes", code="no_such_route")
         return found
@@ -137,12 +170,7 @@ class Router:
         return found
 
 
-def _fits(part: str, named: str) -> bool:
-    """Return whether a part of a path is what the pattern wants: that, or any name. Only a document's may be empty."""
-    return part == named or (part[:1] == "{" and (named != "" or part == "{id}"))
-
-
 def allowed(methods: dict[str, Route]) -> str:
-    """What the `Allow` header says."""
+    """Return the value of the `Allow` header."""
     names = {*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}
     return ", ".join(sorted(names))
