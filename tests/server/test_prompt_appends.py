@@ -328,6 +328,13 @@ def test_a_seq_that_is_no_plain_number_is_read_by_the_parser_each_time(server: S
         assert len({(answer.status, answer.body) for answer in found}) == 1
 
 
+def test_json_of_more_than_a_mebibyte_is_one_event(server: Server) -> None:
+    data = b'{"text": "%b"}' % (b"x" * (1 << 20))
+    answer = server.http.post(AT, content=data, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.headers["headwater-partition"]) == (200, "0")
+    assert server.http.get(f"{AT}?from={int(answer.text)}&max_items=1").content[12:] == data
+
+
 def test_requests_with_a_repeated_head_are_counted_and_logged(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     with served(tmp_path / "data", "--access-log", str(log)) as running:

@@ -11,10 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
+from headwater.server.http.errors import STATUS_BY_CODE, STATUS_BY_KIND
+from headwater.server.http.head import head
+from headwater.server.http.message import Response
 from tests.server.serving import Answer, Server, answers, serving, until_closed
 
 HOST = b"Host: localhost\r\n"
@@ -482,3 +486,9 @@ def test_too_many_connections_are_refused_and_the_others_go_on(strict: Server) -
     deadline = time.monotonic() + 10
     while only(strict.raw(HEALTH + CLOSE + b"\r\n")).status == 503:
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("status", sorted({*STATUS_BY_CODE.values(), *STATUS_BY_KIND.values(), 200, 204}))
+def test_a_status_has_the_phrase_of_the_standard_library(status: int) -> None:
+    line = head(Response(status), length=0, close=False).partition(b"\r\n")[0]
+    assert line == f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from headwater.server.http.message import Response
 
-_PHRASES = {
-    200: b"OK",
-    204: b"No Content",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    406: b"Not Acceptable",
-    408: b"Request Timeout",
-    409: b"Conflict",
-    410: b"Gone",
-    413: b"Content Too Large",
-    415: b"Unsupported Media Type",
-    417: b"Expectation Failed",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-}
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
 
 
@@ -31,7 +14,7 @@ def head(
     response: Response, *, length: int | None, close: bool, chunked: bool = True, keep_alive: bool = False
 ) -> bytes:
     """Return the status line and the headers of an answer; `keep_alive` says what clients of HTTP/1.0 must be told."""
-    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"Status")), SAFE]
+    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"")), SAFE]
     lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
     if length is not None:
         if response.status != 204:
