@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import headwater
-from headwater.server.http.routes import ROUTES, Route
+from headwater.server.http.route import Route
+from headwater.server.http.routes import ROUTES
 from tests.server.browsing import browse, needs_browser, site
 from tests.server.process import Server, http, served
 from tests.server.test_asgi import run

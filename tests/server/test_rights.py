@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.server.http.routes import ROUTES
-from headwater.server.rights import RIGHTS, Right
+from headwater.server.http.routes import RIGHTS, ROUTES
+from headwater.server.rights import Right
 from headwater.server.scopes import ACTIONS
 from headwater.server.tcp.connection import _OWN
 from headwater.server.tcp.requests import HANDLERS

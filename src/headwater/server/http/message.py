@@ -16,10 +16,10 @@ import httptools
 import msgspec
 
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
-from headwater.server.scopes import NOBODY
+from headwater.server.scopes import NOBODY, Action
 
 if TYPE_CHECKING:
-    from headwater.server.http.routes import Route
+    from headwater.server.http.route import Route
 
 Headers = tuple[tuple[str, str], ...]
 UNBUFFERED = ("x-accel-buffering", "no")  # said with every stream, which nginx would else hold back
@@ -220,6 +220,11 @@ class Request:
         if target == self.target:
             request._query = self._query
         return request
+
+    def action(self, condition: str = "") -> Action:
+        """Return the action that the route needs, or needs under a condition."""
+        assert self.route is not None
+        return self.route.action(condition)
 
     @property
     def pattern(self) -> str:
