@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from headwater.server.http.errors import STATUS_BY_CODE, STATUS_BY_KIND
-from headwater.server.http.head import head
-from headwater.server.http.message import Response
+from headwater.server.http.message import Response, head
 from tests.server.serving import Answer, Server, answers, serving, until_closed
 
 HOST = b"Host: localhost\r\n"

@@ -30,7 +30,7 @@ CODES_MAX = 200  # ours are some dozens; a plug-in may bring its own
 
 
 class Histogram:
-    """How many were at most each bound, and their sum."""
+    """A histogram: counts of values by bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 

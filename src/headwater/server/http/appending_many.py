@@ -22,7 +22,7 @@ from headwater.requests import AppendMany
 from headwater.server.http.message import Request, Response, json
 from headwater.server.service import Service
 from headwater.server.wire import arrow, batches, cloudevents, lines
-from headwater.server.wire.parsed import ParsedEvents
+from headwater.server.wire.decoding import ParsedEvents
 
 PARSED_HERE_BYTES = 256 * KIB  # up to this, parsing takes about a millisecond, and another thread costs as much
 LINES = "application/x-ndjson"

@@ -19,7 +19,7 @@ LOST_MAX = 100  # ranges of lost offsets that a header names: clients bound the 
 async def read(
     service: Service, topic: str, start: Positions, end: Positions, options: dict[str, Any], *, by_time: bool
 ) -> Response:
-    """What is there now; `options` are those of `Store.read`. The headers tell where it begins and ends."""
+    """Return the events up to now; `options` are those of `Store.read`. The headers tell where it begins and ends."""
 
     def begin() -> tuple[Any, Any, bytes]:
         span = service.backend.span(
@@ -41,7 +41,7 @@ async def read(
 
 
 async def follow(service: Service, topic: str, start: Positions, filters: dict[str, Any]) -> Response:
-    """What is there, and what comes. The headers tell where it begins."""
+    """Return the events up to now and new ones. The headers tell where it begins."""
     cursor = await service.blocking(service.backend.cursor, topic, start=start, **filters)
     lost = await service.blocking(cursor.lost)
     found = await service.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)

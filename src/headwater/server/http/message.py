@@ -1,14 +1,15 @@
 """Requests and responses as handlers see them, both from the HTTP protocol of this server and from ASGI.
 
-A handler is `async def handler(store, request) -> Response`. It reads the body with `request.body(...)` or piece by
-piece with `request.chunks()`, and raises errors of `headwater.errors`, which become answers. All of it belongs to the
-thread of the loop.
+A handler is `async def handler(service, request) -> Response`. It reads the body with `request.body(...)` or piece by
+piece with `request.chunks()`, and raises errors of `headwater.errors`, which become responses. `head` encodes the
+status line and the headers of a response. Belongs to the loop's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +21,7 @@ from headwater.server.scopes import NOBODY, Action
 
 if TYPE_CHECKING:
     from headwater.server.http.route import Route
+
 
 Headers = tuple[tuple[str, str], ...]
 UNBUFFERED = ("x-accel-buffering", "no")  # said with every stream, which nginx would else hold back
@@ -292,14 +294,14 @@ class Client:
 
 
 class StreamSink(Protocol):
-    """Where a stream writes to: a connection. Belongs to the loop's thread."""
+    """The target of a stream: a connection. Belongs to the loop's thread."""
 
     def write(self, chunk: bytes) -> bool:
         """Send it; False when there is no more room: then wait for `BodyStream.resume`. Never raises."""
         ...
 
     def write_framed(self, chunk: bytes, framed: bytes) -> bool:
-        """The same, of which the form in chunks of HTTP is known already: it is made once for many connections."""
+        """Send it; `framed` is its form in chunks of HTTP, which is made once for many connections."""
         ...
 
     def end(self) -> None:
@@ -360,3 +362,26 @@ def _body_too_large(size: int, most: int) -> TooLarge:
     return TooLarge(
         f"the body has at least {size} bytes; the limit is {most}", limit="body_bytes_max", maximum=most, size=size
     )
+
+
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+SAFE = b"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"  # nothing of a log is for others' caches
+
+
+def head(
+    response: Response, *, length: int | None, close: bool, chunked: bool = True, keep_alive: bool = False
+) -> bytes:
+    """Return the status line and the headers of an answer; `keep_alive` says what clients of HTTP/1.0 must be told."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, _PHRASES.get(response.status, b"")), SAFE]
+    lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers]
+    if length is not None:
+        if response.status != 204:
+            lines.append(b"content-length: %d\r\n" % length)
+    elif chunked:
+        lines.append(b"transfer-encoding: chunked\r\n")
+    if close:
+        lines.append(b"connection: close\r\n")
+    elif keep_alive:
+        lines.append(b"connection: keep-alive\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)

@@ -1,4 +1,4 @@
-"""Parses requests: httptools splits the bytes, and this module collects and checks the head.
+"""Parses requests: httptools splits the bytes, and this module collects and checks the head, and buffers the body.
 
 What has come and is not parsed yet waits in `rest`, so that a client that sends many requests in one write is parsed
 no further than its connection has room for. Belongs to the loop's thread.
@@ -6,6 +6,7 @@ no further than its connection has room for. Belongs to the loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headwater.limits import ServerLimits
     from headwater.server.http.message import Request
     from headwater.server.http.protocol import ServerConnection
+
 
 SLICE_BYTES = 16 * 1024  # parsed at once: some hundred requests at most, beyond those that may wait
 
@@ -222,3 +224,67 @@ def _too_large(size: int, limits: ServerLimits) -> TooLarge:
     most = limits.header_bytes_max
     told = f"the headers have at least {size} bytes; the limit is {most}"
     return TooLarge(told, code="headers_too_large", limit="header_bytes_max", maximum=most)
+
+
+class Body:
+    """The body of one request on its way in."""
+
+    __slots__ = (
+        *("connection", "dropped", "expected", "failure", "pieces", "received", "size", "taken", "waiter", "whole"),
+    )
+
+    def __init__(self, connection: ServerConnection, whole: bytes | None = None) -> None:
+        """`whole` is all of it, if it has arrived with its head."""
+        self.connection = connection
+        self.pieces: list[bytes] = [whole] if whole else []
+        self.received = self.size = len(whole or b"")  # in all; and of the pieces that wait, or were thrown away
+        self.whole = whole is not None
+        self.taken = False  # whether its request has begun to be answered, or waits for that
+        self.dropped = False  # whether the request was answered without it
+        self.expected = False  # whether the client waits for a word before it sends
+        self.failure: BaseException | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def receive(self) -> bytes:
+        """Return the next piece; b"" at the end."""
+        while not self.pieces:
+            if self.failure is not None:
+                raise self.failure
+            if self.whole:
+                return b""
+            waiter = self.waiter = self.connection.loop.create_future()
+            self.connection.more_wanted(self)
+            await waiter
+        piece = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)  # they are parsed in small slices
+        self.pieces.clear()
+        self.size = 0
+        return piece
+
+    def drop(self) -> None:
+        """Throw away what has come of it, and what will."""
+        self.dropped = True
+        self.pieces.clear()
+        self.size = 0
+
+    def put(self, piece: bytes) -> None:
+        self.size += len(piece)
+        if self.dropped:
+            return
+        self.pieces.append(piece)
+        self.received += len(piece)
+        if self.waiter is not None:
+            self._wake()
+
+    def end(self) -> None:
+        self.whole = True
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.whole and self.failure is None:
+            self.failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

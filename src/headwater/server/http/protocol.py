@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from headwater.errors import HeadwaterError, Invalid
-from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status
-from headwater.server.http.head import SAFE, head
-from headwater.server.http.message import BodyStream, Client, Request, Response, parts_of, whole
-from headwater.server.http.parsing import RepeatedHead, RequestParser, parse_failure
+from headwater.server.http.message import SAFE, BodyStream, Client, Request, Response, head, parts_of, whole
+from headwater.server.http.parsing import Body, RepeatedHead, RequestParser, parse_failure
 from headwater.server.http.prompt_appends import PromptAnswer
 from headwater.server.prompt import Way
 
@@ -402,7 +400,7 @@ class ServerConnection(asyncio.Protocol):
         return self._write(chunk)
 
     def write_framed(self, chunk: bytes, framed: bytes) -> bool:
-        """The same, of which the form in chunks is known already: it is made once for many connections."""
+        """Send a piece of a stream; `framed` is its form in chunks, which is made once for many connections."""
         self.sent += len(chunk)
         self._transport.write(framed if self._chunked else chunk)
         return not self._full
@@ -433,7 +431,7 @@ class ServerConnection(asyncio.Protocol):
             await self._room
 
     def _begin(self, response: Response, body: Body) -> bytes:
-        """The head of an answer whose length is not known."""
+        """Return the head of a response whose length is not known."""
         self._chunked = not self._http10 and not self._head_only
         if self._http10:
             self._keep_alive = False  # its end is the end of the connection
@@ -444,7 +442,7 @@ class ServerConnection(asyncio.Protocol):
         return not self._keep_alive or self.connections.stopping or last or not self._can_skip(body)
 
     def _can_skip(self, body: Body) -> bool:
-        """Whether so little of the body, as far as that is known, was not read that the connection can go on."""
+        """Return whether so little of the body is unread that it can be skipped, and the connection kept."""
         if body.whole:
             return True
         length = self._parser.headers.get("content-length", "0")

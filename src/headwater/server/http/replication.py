@@ -38,7 +38,7 @@ async def batches(service: Service, request: Request) -> Response:
 
 
 async def remembered(service: Service, request: Request) -> Response:
-    """What is remembered of the producers of one log, as a snapshot as of its end."""
+    """Return the producers that one log remembers, as a snapshot as of its end."""
     partition = request.query.number("partition", 0, most=PARTITIONS_MAX) or 0
 
     def read() -> tuple[int, bytes]:
