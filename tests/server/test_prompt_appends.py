@@ -328,6 +328,26 @@ def test_a_seq_that_is_no_plain_number_is_read_by_the_parser_each_time(server: S
         assert len({(answer.status, answer.body) for answer in found}) == 1
 
 
+def test_producers_may_change_from_request_to_request(server: Server) -> None:
+    with server.connect() as connection:
+        asked = [("one", 1), ("two", 1), ("one", 2), ("t w o", 1), ("one", 2), ("two", 1), ("zw\u00f6lf", 3)]
+        found = [ask(connection, produced(b"1", "?key=a", seq, name))[0] for name, seq in asked]
+        assert {answer.status for answer in found} == {200}
+        places = [int(answer.body) for answer in found]
+        assert (places[4], places[5]) == (places[2], places[1])
+        assert len(set(places)) == 5
+
+
+def test_a_client_that_has_gone_when_its_response_is_written_is_left_alone() -> None:
+    connections: Any = SimpleNamespace(
+        app=SimpleNamespace(service=SimpleNamespace(metrics=None)), loop=None, limits=None, stopping=False
+    )
+    connection = ServerConnection(connections)
+    connection._transport = SimpleNamespace(is_closing=lambda: True)  # anything else raises AttributeError
+    connection._over = True
+    connection.answered_promptly()
+
+
 def test_json_of_more_than_a_mebibyte_is_one_event(server: Server) -> None:
     data = b'{"text": "%b"}' % (b"x" * (1 << 20))
     answer = server.http.post(AT, content=data, headers={"content-type": "application/json"})

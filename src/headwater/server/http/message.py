@@ -212,7 +212,7 @@ class Request:
         self._query: QueryParameters | None = None
 
     def repeated(self, target: bytes, headers: Mapping[str, str]) -> Request:
-        """Return another request with the same head, but for its target and the numbers in its headers."""
+        """Return another request with the same head, but for its target and the values of some headers."""
         path, _, query = target.partition(b"?")
         known = self.target.partition(b"?")[0] == path
         request = Request(self.method, self.path if known else decode_path(path), query, headers, self.client)

@@ -31,10 +31,12 @@ _NAMES |= {b"Authorization": "authorization", b"User-Agent": "user-agent"}
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host", "transfer-encoding"))
 
 VERSION = b" HTTP/1.1\r\n"
-_NUMBERS = ("content-length", "headwater-seq")
-NUMBER_DIGITS_MAX = 19
+_VARIABLE = ("content-length", "headwater-producer", "headwater-epoch", "headwater-seq")
+VALUE_BYTES_MAX = 255
 REPEATED_BYTES_MAX = 2048  # of a head that is remembered, in each connection
 NOT_REPEATED = frozenset(("expect", "transfer-encoding", "upgrade"))  # they need the parser's rules
+DIGITS_MAX = 19
+_word = re.compile(rb"[!-~]+").fullmatch
 _target = re.compile(rb'/[!"$-~]*').fullmatch  # any visible character but the one that begins a fragment
 
 
@@ -147,7 +149,7 @@ class RequestParser:
 
 
 class RepeatedHead:
-    """The head of a connection's last request. Clients repeat it, with other numbers and maybe another target.
+    """The head of a connection's last request. Clients repeat it, with another length, producer, and maybe target.
 
     `match` reads such a head without the parser, which would take half of the time of a small request.
     """
@@ -157,7 +159,7 @@ class RepeatedHead:
     def __init__(self) -> None:
         self._last: Request | None = None  # whose head is known
         self._start = b""  # its method and a space
-        self._gaps: list[str] = []  # headers whose values are numbers that differ from request to request
+        self._gaps: list[str] = []  # headers whose values differ from request to request
         self._pieces: list[bytes] = []  # what is around them, from the version on: one more than gaps
 
     def learn(self, data: bytes, request: Request) -> None:
@@ -173,11 +175,11 @@ class RepeatedHead:
             return
         block, pieces, gaps, at = data[line:end], [], [], 0
         lower = block.lower()
-        for found, name in sorted((lower.find(b"\r\n%b: " % name.encode()), name) for name in _NUMBERS):
+        for found, name in sorted((lower.find(b"\r\n%b: " % name.encode()), name) for name in _VARIABLE):
             if found >= 0:
                 value = found + len(name) + 4
                 stop = block.find(b"\r", value)
-                if block[value:stop] != headers[name].encode("latin-1") or not block[value:stop].isdigit():
+                if block[value:stop] != headers[name].encode("latin-1") or not _is_value(name, block[value:stop]):
                     return  # it comes twice, or has spaces around it
                 pieces.append(block[at:value])
                 gaps.append(name)
@@ -198,17 +200,22 @@ class RepeatedHead:
             headers = dict(headers)
             for piece, name in zip(pieces, self._gaps, strict=False):
                 value = at + len(piece)
-                stop = data.find(b"\r", value, value + NUMBER_DIGITS_MAX + 1)
-                number = data[value:stop]
-                if not data.startswith(piece, at) or not number.isdigit() or stop < 0:
+                stop = data.find(b"\r", value, value + VALUE_BYTES_MAX + 1)
+                given = data[value:stop]
+                if stop < 0 or not data.startswith(piece, at) or not _is_value(name, given):
                     return None
-                headers[name] = number.decode()
+                headers[name] = given.decode("ascii")
                 at = stop
             size = int(headers.get("content-length", "0"))
         end = at + len(pieces[-1])
         if len(data) - end != size or not data.startswith(pieces[-1], at):
             return None
         return last.repeated(target, headers), data[end:]
+
+
+def _is_value(name: str, value: bytes) -> bool:
+    """Return whether the value of a variable header needs no rule of the parser: a number, or a visible word."""
+    return _word(value) is not None if name == "headwater-producer" else value.isdigit() and len(value) <= DIGITS_MAX
 
 
 def parse_failure(error: Exception) -> Response:

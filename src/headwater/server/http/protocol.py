@@ -269,6 +269,8 @@ class ServerConnection(asyncio.Protocol):
         """The response to a prompt append is written: continue with the next request."""
         self._busy = False
         self._prompt = None
+        if self._transport.is_closing():
+            return  # the client has gone, and its socket may be closed already
         if not self._keep_alive or self.connections.stopping:
             self._transport.close()
         else:
