@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from headwater.info import DrainResult, TopicInfo
     from headwater.limits import Limits
     from headwater.opening import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
-    from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
+    from headwater.protocols import AppendHandle, Binder, Consumer, Follow
     from headwater.server.http.asgi import asgi
     from headwater.store import Store
+    from headwater.transaction import Transaction
     from headwater.views.aggregate import Aggregate, Repository
     from headwater.views.app import App
     from headwater.views.context import Context
@@ -100,7 +101,7 @@ _HOMES = {
     "Ref": "headwater.event",
     "Refs": "headwater.event",
     "Repository": "headwater.views.aggregate",
-    "Transaction": "headwater.protocols",
+    "Transaction": "headwater.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.opening",
     "promote": "headwater.opening",

@@ -1,4 +1,4 @@
-"""What the verbs of a `Store` return and a program holds on to: followers, consumers, transactions, binders.
+"""What the verbs of a `Store` return and a program holds on to: followers, consumers, binders.
 
 These are the types to annotate with. Each backend has classes of its own that implement them; their docstrings say how
 they differ, if they do.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack, overload
+from typing import Any, Protocol, Self, overload
 
 from headwater.document import Change, Document
-from headwater.event import Content, Event, Ref, Refs
-from headwater.format.given import Data, Meta
+from headwater.event import Event, Ref, Refs
 from headwater.info import BinderInfo
 from headwater.position import Position
-from headwater.requests import EventOptions
 
 AtLeast = int | Ref | Event | Refs | Sequence[Ref | Event]
 """What a read of documents waits for: an offset, or what was appended."""
@@ -107,53 +105,6 @@ class Consumer(Iterator[Event], Protocol):
 
     def close(self) -> None:
         """Store all acks and release the leases. May be called twice."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-class Transaction(Protocol):
-    """Appends and acks that happen together or not at all; for one thread.
-
-    Nothing is visible before `commit`, which the end of a `with` block calls, unless the block raises.
-    """
-
-    refs: list[Ref]
-    """Where the events are, in the order of the appends, once it is committed."""
-
-    def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
-        """Append one event with the rest, with the options of `Store.append`.
-
-        `expected_version` is the key's before the transaction. Raises TooLarge for data that would need a file of its
-        own, and when the transaction outgrows its limits.
-        """
-
-    def append_many(
-        self,
-        topic: str,
-        data: Sequence[Data],
-        *,
-        types: Sequence[str] | str = "",
-        keys: Sequence[bytes | str | None] | None = None,
-        metas: Sequence[Meta | None] | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Append many events with the rest, as `Store.append_many` does."""
-
-    def ack(self, *events: Event, consumer: Any = None) -> None:
-        """Mark events as handled with the rest; `consumer` is the one that handed them out, if several did.
-
-        Raises Invalid if no consumer of this store holds an event. `commit` raises Fenced if another member took over.
-        """
-
-    def commit(self) -> list[Ref]:
-        """Commit; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done."""
-
-    def discard(self) -> None:
-        """Do nothing of it."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

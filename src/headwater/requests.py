@@ -8,8 +8,8 @@ a line in `AppendOptions`, and one line for each wire. Immutable; safe from any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -23,9 +23,6 @@ from headwater.format.given import Data, Meta, Version
 from headwater.format.producers import Producer
 from headwater.limits import Limits
 from headwater.position import Position, Positions
-
-if TYPE_CHECKING:
-    pass
 
 ProducerLike = Producer | tuple[str, int, int]
 """A producer: its id, epoch and seq."""
@@ -47,6 +44,16 @@ class AppendOptions(EventOptions, total=False):
 
     durability: Durability | None
     producer: ProducerLike | None
+
+
+class ManyOptions(TypedDict, total=False):
+    """The options of `append_many` that a transaction takes, too: `types`, `keys` and `metas` are for each event."""
+
+    types: Sequence[str] | str
+    keys: Sequence[bytes | str | None] | None
+    metas: Sequence[Meta | None] | None
+    content: Content | None
+    partition: int | None
 
 
 class FilterOptions(TypedDict, total=False):
@@ -217,8 +224,43 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
             key = _only_key(columns.get(KEY))
         sync = wants_sync(durability) if durability is not None else None
         expected = given.check_version(expected_version, key)
-        told = given.check_producer(producer, limits) if producer is not None else None
-        return cls(topic, content, columns, count, partition, sync, key, expected, told, create)
+        stamp = given.check_producer(producer, limits) if producer is not None else None
+        return cls(topic, content, columns, count, partition, sync, key, expected, stamp, create)
+
+    @classmethod
+    def of_events(
+        cls,
+        topic: str,
+        data: Sequence[Data],
+        limits: Limits,
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: ProducerLike | None = None,
+    ) -> AppendMany:
+        """Check and encode many events that a user gives; raises Invalid and TooLarge. Of none, nothing is expected."""
+        given.check_content(content)
+        if len(data):
+            content, columns = given.encode_many(data, content, types, keys, metas, limits)
+        else:
+            content, columns, expected_version = content or "bytes", {}, None
+        return cls.of(
+            topic,
+            content,
+            columns,
+            len(data),
+            limits,
+            durability=durability,
+            partition=partition,
+            expected_version=expected_version,
+            producer=producer,
+            checked=True,
+        )
 
 
 def wants_sync(durability: str) -> bool:

@@ -38,7 +38,7 @@ from headwater.log.check_report import CheckReport
 from headwater.log.log_backend import LogBackend
 from headwater.log.topic_rules import with_retention
 from headwater.position import Position, Positions
-from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
+from headwater.protocols import AppendHandle, Binder, Consumer, Follow
 from headwater.replication.source import ReplicationSource
 from headwater.requests import (
     Append,
@@ -52,6 +52,7 @@ from headwater.requests import (
     ReadOptions,
     wants_sync,
 )
+from headwater.transaction import Transaction
 from headwater.transfer import exporting, importing
 from headwater.transfer.chunks import ImportOptions
 
@@ -260,23 +261,18 @@ class Store:
         Data that is not what `content` says raises Invalid, whose `index` names the first such event.
         `expected_version` is for events that share one key. The other options are those of `append`.
         """
-        limits = self.backend.limits
-        given.check_content(content)
-        if len(data):
-            content, columns, _ = given.encode_many(data, content, types, keys, metas, limits)
-        else:
-            content, columns = content or "bytes", {}
-        request = AppendMany.of(
+        request = AppendMany.of_events(
             topic,
-            content,
-            columns,
-            len(data),
-            limits,
+            data,
+            self.backend.limits,
+            types=types,
+            keys=keys,
+            metas=metas,
+            content=content,
             durability=durability,
             partition=partition,
-            expected_version=expected_version if len(data) else None,
+            expected_version=expected_version,
             producer=producer,
-            checked=True,
         )
         return self.backend.append_many(request)
 

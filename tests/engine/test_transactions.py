@@ -21,8 +21,8 @@ from headwater.errors import Closed, Conflict, Invalid, NotFound, TooLarge, Unav
 from headwater.format.names import partition_of
 from headwater.limits import Limits
 from headwater.opening import open_directory
-from headwater.protocols import Transaction
 from headwater.store import Store
+from headwater.transaction import Transaction
 from tests.log.children import Child, Said
 from tests.log.conformance import datas
 from tests.log.test_groups import run_together

@@ -46,9 +46,10 @@ from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, Top
 from headwater.limits import DEFAULTS, Limits
 from headwater.log.check_report import CheckReport, Progress
 from headwater.log.log_backend import LogBackend
-from headwater.log.log_transaction import LogTransaction
+from headwater.log.log_committer import LogCommitter
 from headwater.log.reading import time_at
 from headwater.requests import Append, wants_sync
+from headwater.transaction import Acks, Requests, Transaction
 
 _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 
@@ -79,34 +80,30 @@ class ObjectAppend:
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
 
 
-@within_memory()
-class BucketTransaction(LogTransaction[ObjectLog]):
-    """A transaction in a bucket: over one partition. It is one object."""
+class BucketCommitter(LogCommitter[ObjectLog]):
+    """Commits a transaction in a bucket: over one partition. It is one object."""
 
-    def ack(self, *events: Event, consumer: object = None) -> None:  # noqa: ARG002
-        """Not to be had: raises Unsupported."""
+    def holder(self, event: Event, consumer: object) -> object:  # noqa: ARG002
         raise Unsupported(
             "a bucket cannot ack an event in a transaction", hint="append, then ack: this gives at-least-once delivery"
         )
 
-    def commit(self) -> list[Ref]:
+    def commit(self, requests: Requests, acks: Acks) -> list[Ref]:  # noqa: ARG002  # nothing is acked
         """Append all of it, durably. Raises Unsupported if it is over several partitions: nothing is done then."""
-        self._check()
-        logs = {id(log): log for log, _ in self._appends}
+        parts = self._parts(requests)
+        logs = {id(part.log): part.log for part in parts}
         if len(logs) > 1:
             places = ", ".join(sorted({str(log.place) for log in logs.values()}))
             raise Unsupported(
                 f"a transaction in a bucket is limited to one partition, not {len(logs)}: {places}",
                 hint="give all events one key or partition; a directory and a server support several",
             )
-        self._over = True
-        if self._appends:
-            group = [rows for _, rows in self._appends]
+        if parts:
+            group = [part.rows for part in parts]
             if self._producer is not None:
                 group[0].guard(group[0].expected, self._producer)
-            (log,) = logs.values()
-            log.append_together(group)
-        return self._settled(journaled=True)
+            parts[0].log.append_together(group)
+        return self._refs(parts, journaled=True)
 
 
 class BucketConsumers(Protocol):
@@ -233,10 +230,10 @@ class Bucket(LogBackend[ObjectLog]):
         self.check_open()
         self._flush()
 
-    def transaction(self, sync: bool | None, producer: Producer | None) -> BucketTransaction:  # noqa: ARG002
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:  # noqa: ARG002
         """Begin a transaction; it is durable whatever `sync` says."""
         self.check_open()
-        return BucketTransaction(self, sync=True, producer=producer)
+        return Transaction(BucketCommitter(self, sync=True, producer=producer))
 
     # Keeping
 

@@ -26,10 +26,10 @@ from headwater.directory.partition_info import STATES, partition_info
 from headwater.directory.parts import DirectoryParts, LocalArchive
 from headwater.directory.repair import Action
 from headwater.directory.sealer import Sealer, seal_all
-from headwater.directory.transaction import DirectoryTransaction
+from headwater.directory.transaction import DirectoryCommitter
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, enough_memory, within_memory
-from headwater.event import Durability
+from headwater.event import Durability, Ref
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
@@ -41,6 +41,7 @@ from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic
 from headwater.log.topic_rules import not_found
 from headwater.requests import wants_sync
+from headwater.transaction import Requests, Transaction
 
 _directories: WeakSet[Directory] = WeakSet()  # which start over in a forked child
 
@@ -173,9 +174,15 @@ class Directory(LogBackend[LocalLog]):
             log.close()
             self._archive.forget(log.place.uuid)
 
-    def transaction(self, sync: bool | None, producer: Producer | None) -> DirectoryTransaction:
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
         self.check_open()
-        return DirectoryTransaction(self, self._journal, sync=self._wants_sync(sync), producer=producer)
+        return Transaction(DirectoryCommitter(self, self._journal, sync=self._wants_sync(sync), producer=producer))
+
+    def recall(self, requests: Requests, sync: bool | None, producer: Producer | None) -> list[Ref] | None:
+        """Return the answer to a producer's transaction, if that was committed before; None if it was not."""
+        self.check_open()
+        committer = DirectoryCommitter(self, self._journal, sync=self._wants_sync(sync), producer=producer)
+        return committer.recall(requests)
 
     # Keeping
 

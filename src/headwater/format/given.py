@@ -192,8 +192,8 @@ def encode_many(
     keys: Sequence[bytes | str | None] | None,
     metas: Sequence[Meta | None] | None,
     limits: Limits,
-) -> tuple[Content, dict[int, Column | None], Sequence[bytes | None] | None]:
-    """Return the columns of many events, and their keys. Their sizes are left to `check_columns`."""
+) -> tuple[Content, dict[int, Column | None]]:
+    """Return the content and the columns of many events. Their sizes are left to `check_columns`."""
     count = len(data)
     if count > limits.batch_events_max:
         raise _too_large("append_many", count, "batch_events_max", limits.batch_events_max, "events")
@@ -216,7 +216,7 @@ def encode_many(
         DATA: data_column,
         META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
     }
-    return content, columns, encoded_keys
+    return content, columns
 
 
 def check_columns(columns: dict[int, Column | None], limits: Limits) -> None:

@@ -28,7 +28,6 @@ from headwater.log import reading
 from headwater.log import splits as splitting
 from headwater.log.follow import LogFollow
 from headwater.log.log import EventUpload, L
-from headwater.log.log_transaction import LogTransaction
 from headwater.log.open_topics import Catalog, OpenTopic, OpenTopics
 from headwater.log.pending import PendingAppend
 from headwater.log.reading import TopicRead
@@ -37,6 +36,7 @@ from headwater.log.topic_cursor import CursorBell, TopicCursor
 from headwater.match.selection import Selection
 from headwater.position import Positions
 from headwater.requests import Append, AppendMany, FilterOptions, Read, no_holder
+from headwater.transaction import Transaction
 
 
 class TopicCatalog(Catalog, Protocol):
@@ -77,7 +77,7 @@ class LogBackend(Generic[L]):
         """Open one partition of a topic."""
 
     @abstractmethod
-    def transaction(self, sync: bool | None, producer: Producer | None) -> LogTransaction[L]:
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
         """Begin appends that happen together or not at all."""
 
     @property

@@ -27,10 +27,11 @@ from headwater.info import DeletedSegment, Split, TopicInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
 from headwater.position import Positions
 from headwater.remote.appending import RemoteAppender
+from headwater.remote.committer import JoinedConsumer, RemoteCommitter
 from headwater.remote.reading import RemoteBatches, RemoteFollow, events_of, position_query
-from headwater.remote.transaction import JoinedConsumer, RemoteTransaction
 from headwater.remote.transport import NOTHING, Transport
 from headwater.requests import Append, AppendMany, Read, wants_sync
+from headwater.transaction import Transaction
 
 _remotes: WeakSet[Remote] = WeakSet()  # which take other producers in a forked child
 
@@ -109,9 +110,9 @@ class Remote:
             return Refs(request.topic, self._reached(request.sync), ())
         return self._appends.many(request, self._reached(request.sync))
 
-    def transaction(self, sync: bool | None, producer: Producer | None) -> RemoteTransaction:
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
         self.transport.check_open()
-        return RemoteTransaction(self, self._appends, self._reached(sync), producer)
+        return Transaction(RemoteCommitter(self, self._appends, self._reached(sync), producer))
 
     def producers(self, topic: str, partition: int) -> None:
         """Return None: a server does not tell of its producers."""

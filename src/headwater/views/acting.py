@@ -16,11 +16,11 @@ from functools import partial
 from headwater.backoff import delay_s
 from headwater.consumers.log_consumer import LogConsumer
 from headwater.consumers.log_consumers import log_consumers
-from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Closed, Fenced, HeadwaterError, NotFound, TooLarge, Unavailable
 from headwater.event import Event
 from headwater.requests import Consume
 from headwater.store import Store
+from headwater.transaction import Transaction
 from headwater.views.app import Function
 from headwater.views.context import Context
 from headwater.views.tally import FunctionTally
@@ -152,7 +152,7 @@ class Shift:
         self._tally = tally
         self._apart = apart
         self._pending: list[Event] = []
-        self._transaction: DirectoryTransaction | None = None
+        self._transaction: Transaction | None = None
         self._broken: Exception | None = None  # what kept earlier events from being committed meanwhile
         self._skipped = 0
         consumer.on_aside = tally.set_aside
@@ -177,7 +177,7 @@ class Shift:
         self._skipped = self._consumer.skipped
         self._tally.write_if_due()
 
-    def _finish(self, event: Event, appended: DirectoryTransaction | None, *, alone: bool) -> None:
+    def _finish(self, event: Event, appended: Transaction | None, *, alone: bool) -> None:
         if appended is None and not self._pending:
             self._consumer.ack(event)
             self._tally.handled(1, 0)
@@ -193,7 +193,7 @@ class Shift:
         if alone or self._apart >= 0 or len(self._pending) >= self._function.batch or not self._consumer.ready:
             self._commit()
 
-    def _take(self, appended: DirectoryTransaction) -> None:
+    def _take(self, appended: Transaction) -> None:
         if self._transaction is None:
             self._transaction = appended
         else:

@@ -361,7 +361,7 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
             hint="send each content in its own request",
             code="several_contents",
         )
-    content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)
+    content, columns = given.encode_many(data, contents.pop(), types, keys, metas, limits)
     return ParsedEvents(content, columns, len(data))
 
 
