@@ -7,7 +7,7 @@ from it, and the table in docs/BACKENDS.md is made of it. Everything here is saf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -15,11 +15,11 @@ from headwater.event import Event, Ref, Refs
 from headwater.format.events import EventBatch
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicSettings
-from headwater.info import ConsumerInfo, DeletedSegment, DrainResult, Split, TopicInfo, ViewInfo
+from headwater.info import ConsumerInfo, DeletedSegment, Split, TopicInfo, ViewInfo
 from headwater.limits import Limits
 from headwater.position import Position, Positions
-from headwater.protocols import AppendHandle, Binder, Consumer, Follow
-from headwater.requests import Append, AppendMany, Consume, Read
+from headwater.protocols import Binder, Consumer, Follow
+from headwater.requests import Append, AppendMany, Consume, Drain, Read
 from headwater.transaction import Transaction
 
 Kind = Literal["directory", "bucket", "server"]
@@ -98,24 +98,27 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class LaterAppends(Protocol):
-    """A backend that appends in the background (`append_later`)."""
+class DrainVisit(Protocol):
+    """What `drain` needs of a consumer that it visits for a while."""
 
-    def append_later(self, request: Append) -> AppendHandle: ...
-    def flush(self) -> None: ...
+    def monotonic(self) -> float:
+        """Return the seconds of the clock that `events` compares with."""
+
+    def behind(self) -> bool:
+        """Return whether events wait for the consumer."""
+
+    def join(self) -> Consumer:
+        """Join the consumer; closing it ends the visit."""
+
+    def events(self, until_s: float) -> Iterator[Event]:
+        """Yield the events that wait, after `join`. Ends when there are none, or at `until_s`."""
 
 
 class ConsumerVerbs(Protocol):
     """The consumers of a store."""
 
     def join(self, request: Consume) -> Consumer: ...
-    def drain(
-        self,
-        request: Consume,
-        handler: Callable[[Event], object],
-        seconds: float | None,
-        partitions: Iterable[int] | None,
-    ) -> DrainResult: ...
+    def visit(self, request: Drain) -> DrainVisit: ...
     def infos(self, topic: str | None) -> list[ConsumerInfo]: ...
     def seek(self, consumer: str, topic: str, at: Position, partition: int | None) -> dict[int, int]: ...
     def forget(self, consumer: str, topic: str) -> None: ...

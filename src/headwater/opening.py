@@ -166,7 +166,7 @@ def _refuse(address: str, kind: str, options: dict[str, Any], others: str, hint:
 
 
 def _open_server(address: str, durability: Durability, limits: Limits, options: dict[str, Any]) -> Store:
-    from headwater.consumers.remote_consumers import RemoteConsumers
+    from headwater.consumers.remote_consumer import RemoteConsumers
     from headwater.remote.remote import Remote
     from headwater.remote.server_address import Credentials, ServerAddress, tls_context
     from headwater.remote.transport import Transport

@@ -74,7 +74,7 @@ class ReadOptions(FilterOptions, total=False):
 
 
 class ConsumeOptions(FilterOptions, total=False):
-    """The options of `consumer` and `drain`."""
+    """The options of `consumer`, which `drain` takes, too."""
 
     start: Position
     timeout: float | None
@@ -121,6 +121,13 @@ class Consume(msgspec.Struct, frozen=True):
         if options.get("key") is not None:
             options["key"] = given.encode_key(options["key"], limits)
         return cls(consumer, topic, **options)  # type: ignore[arg-type]  # the key is bytes now
+
+
+class Drain(Consume, frozen=True):
+    """The consumer to drain: for how many seconds, and of which partitions; None means: all there is, of all."""
+
+    seconds: float | None = None
+    partitions: frozenset[int] | None = None
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):

@@ -12,7 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
+from msgspec import structs
+
 from headwater.backend import Backend, ConsumerVerbs, ViewVerbs
+from headwater.consumers.draining import drain
 from headwater.directory.directory import Directory
 from headwater.directory.repair import Action
 from headwater.disk.disk import Disk
@@ -46,6 +49,7 @@ from headwater.requests import (
     AppendOptions,
     Consume,
     ConsumeOptions,
+    Drain,
     FilterOptions,
     ProducerLike,
     Read,
@@ -473,7 +477,9 @@ class Store:
         between two events. All acks are durable when it returns. The other options are those of `consumer`.
         """
         request = Consume.of(consumer, topic, self.backend.limits, **options)
-        return self.consumption.drain(request, handler, seconds, partitions)
+        chosen = None if partitions is None else frozenset(partitions)
+        visit = self.consumption.visit(Drain(**structs.asdict(request), seconds=seconds, partitions=chosen))
+        return drain(visit, handler, seconds)
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Return the cursor, lag and owner of each consumer of a topic, or of all, by partition; empty if none.

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.consumers.bucket_coordinator import BucketCoordinator
-from headwater.consumers.coordinator import CursorRecord
+from headwater.consumers.coordinator import BucketCoordinator, CursorRecord
 from headwater.disk.disk import Clock
 from headwater.errors import Fenced, Unsupported
 from headwater.limits import Limits

@@ -31,7 +31,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 LOCKING = (
     *("directory/cursor_file.py", "disk/disk.py", "directory/group.py", "disk/latch.py", "disk/lockfile.py"),
-    *("consumers/file_leases.py", "directory/transaction.py", "consumers/member.py", "contextlib.py"),
+    *("consumers/file_consumers.py", "directory/transaction.py", "consumers/member.py", "contextlib.py"),
 )
 LIMITS = Limits(lock_wait_s=2.0, segment_bytes=40_000)
 EVERY = "HEADWATER_TEST_EVERY_PLACE"  # set where there is time to interrupt long calls at each place, too
