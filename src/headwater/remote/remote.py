@@ -48,7 +48,7 @@ class Remote:
     """A server, open."""
 
     kind: ClassVar[Kind] = "server"
-    archive_url = replica = None  # a server does not tell
+    archive_url = replica = None  # not known from here
     lacks: ClassVar[Mapping[str, Lack]] = {
         "append_later": Lack("append in the background yet", "use append_many"),
         "flush": Lack("append in the background yet", "use append_many"),
@@ -115,7 +115,7 @@ class Remote:
         return Transaction(RemoteCommitter(self, self._appends, self._reached(sync), producer))
 
     def producers(self, topic: str, partition: int) -> None:
-        """Return None: a server does not tell of its producers."""
+        """Return None: the producers of a server are not known from here."""
 
     def remember_archive(self, url: str) -> None:
         """Do nothing: a server has no place for it."""
@@ -165,11 +165,11 @@ class Remote:
         return _decode_deleted(self.transport.call("POST", ("topic", topic, "retain"), body=body, repeat=dry_run).body)
 
     def after_fork(self) -> None:
-        """In a forked child, where it is called by itself: use producers of its own."""
+        """Use other producers in a forked child, where this is called automatically."""
         self._appends.after_fork()
 
     def close(self) -> None:
-        """Have consumers leave, and close all connections. May be called twice."""
+        """Close consumers and all connections. May be called twice."""
         try:
             for member in list(self.members):
                 member.close()
