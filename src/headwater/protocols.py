@@ -1,4 +1,4 @@
-"""What the verbs of a `Store` return and a program holds on to: followers, consumers, binders.
+"""The types that the verbs of a `Store` return and a program holds on to: followers, consumers, binders.
 
 These are the types to annotate with. Each backend has classes of its own that implement them; their docstrings say how
 they differ, if they do.
@@ -18,7 +18,7 @@ from headwater.info import BinderInfo
 from headwater.position import Position
 
 AtLeast = int | Ref | Event | Refs | Sequence[Ref | Event]
-"""What a read of documents waits for: an offset, or what was appended."""
+"""An offset or appended events, which a read of documents waits for."""
 
 READ_TIMEOUT_S = 10.0  # how long such a read waits
 

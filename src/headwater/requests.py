@@ -1,4 +1,4 @@
-"""Requests: what is asked of a store, as frozen records that are checked once, here.
+"""Requests to a store, as frozen records that are checked once, here.
 
 Every entry point decodes into them: the verbs of Python, HTTP, TCP, transactions, functions, the command line, import
 and Spark. A record holds bytes as a batch stores them, so nothing behind it encodes or checks again; what depends on
@@ -29,7 +29,7 @@ ProducerLike = Producer | tuple[str, int, int]
 
 
 class EventOptions(TypedDict, total=False):
-    """What may be said of one event: the options of `append` that a transaction takes, too."""
+    """The options of one event: those of `append` that a transaction takes, too."""
 
     type: str
     key: bytes | str | None
@@ -57,7 +57,7 @@ class ManyOptions(TypedDict, total=False):
 
 
 class FilterOptions(TypedDict, total=False):
-    """Which events are wanted: the filters of `read`, of followers and of consumers."""
+    """The filters of `read`, of followers and of consumers."""
 
     type: str | None
     key: bytes | str | None
@@ -219,7 +219,7 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
         create: bool = True,
         first: int = 0,
     ) -> AppendMany:
-        """Check what is asked of columns; raises Invalid. Their sizes are checked where the topic is open.
+        """Check the options for columns; raises Invalid. Their sizes are checked where the topic is open.
 
         `checked` says that the data is known to be what its content says; `first` is the index of the first event in
         what the user gave.

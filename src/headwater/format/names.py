@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Sequence
 from urllib.parse import unquote
 from uuid import UUID
 
-import numpy as np
 from crc32c import crc32c
 
 from headwater.errors import Invalid
@@ -60,13 +58,8 @@ def turn_of(producer: str, seq: int, partitions: int) -> int:
     return (crc32c(producer.encode()) + seq) % partitions
 
 
-def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
-    """Return the partition of each key."""
-    return np.fromiter(map(crc32c, keys), np.int64, len(keys)) * partitions >> 32
-
-
 def partitions_of_column(keys: Column, partitions: int) -> I64:
-    """The same for the keys of a column; one for a constant column. A key that is null counts as an empty one."""
+    """Return the partition of each key of a column; one for a constant column. A null counts as an empty key."""
     return crc32c_of_each(keys) * partitions >> 32
 
 

@@ -13,7 +13,7 @@ from headwater.format.batch import Batch
 from headwater.format.names import log_uuid
 from headwater.format.producers import ProducerState
 from headwater.format.replication import LogRequest, ReplicationRequest, ReplicationResponse, TopicState
-from headwater.remote.remote_blob import RemoteBlob
+from headwater.remote.reading import RemoteBlob
 from headwater.remote.transport import JSON, Transport
 
 _encode = msgspec.json.Encoder().encode

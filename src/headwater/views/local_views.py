@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, NoReturn
 from weakref import WeakSet
 
-from headwater.errors import Unsupported
 from headwater.info import ViewInfo
 from headwater.store import Store
 from headwater.views import status
@@ -42,10 +40,6 @@ class LocalViews:
     def views(self) -> list[ViewInfo]:
         self._store.directory.check_open()
         return status.views(self._store)
-
-    def query(self, name: str, arguments: dict[str, Any]) -> NoReturn:
-        """Raise Unsupported: an application runs where it was started."""
-        raise Unsupported(f"query {name!r} with {len(arguments)} arguments needs a server")
 
     def close(self) -> None:
         """Close the files of all binders. May be called twice."""
