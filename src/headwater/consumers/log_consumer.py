@@ -130,11 +130,18 @@ class LogConsumer(Delivery):
             before = holding.failures.get(event.offset, 0)
             pause_ms = min(self._limits.retry_ms << min(before, 32), self._limits.retry_ms_max)
             failures = holding.fail(event, self._monotonic() + pause_ms / 1000)
+            if failures >= self._limits.failures_max:
+                holding.keep_back(event)  # else the thread that iterates may dead-letter it, too
             self._member.look_up()
             self._member.stir()
         if failures < self._limits.failures_max:
             return False
-        self._set_aside(event, error)
+        try:
+            self._set_aside(event, error)
+        except BaseException:
+            with self._mutex:  # it is delivered again, unless the partition was lost
+                holding.bring_back(event)
+            raise
         return True
 
     def flush(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from headwater import position
+from headwater.consumers.leases import check_name
 from headwater.consumers.membership import Membership, MembershipState, too_late
 from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable, Unsupported, within_memory
 from headwater.event import Event
@@ -42,6 +43,7 @@ class RemoteConsumers:
         self._transport = remote.transport
 
     def join(self, request: Consume) -> RemoteConsumer:
+        check_name(request.consumer)
         member = RemoteConsumer(self._transport, request, self._remote.limits)
         self._remote.members.add(member)
         return member
@@ -398,7 +400,8 @@ class RemoteConsumer(Consumer):
 
     def _state(self) -> MembershipState:
         """Return what it holds now."""
-        state = None if self._closed or self._member.over else self._looked(self._member)
+        over = self._closed or self._member.over or os.getpid() != self._pid
+        state = None if over else self._looked(self._member)
         return state or MembershipState(0, False, False, 0, {})
 
     def _check_open(self) -> None:
