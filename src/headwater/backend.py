@@ -99,7 +99,7 @@ class Backend(Protocol):
 
 
 class DrainVisit(Protocol):
-    """What `drain` needs of a consumer that it visits for a while."""
+    """A visit to a consumer, as `drain` needs it."""
 
     def monotonic(self) -> float:
         """Return the seconds of the clock that `events` compares with."""

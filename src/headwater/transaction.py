@@ -59,9 +59,9 @@ class Transaction:
 
     def __init__(self, committer: Committer) -> None:
         self.refs: list[Ref] = []
-        """Where the events are, in the order of the appends, once it is committed."""
+        """The places of the events, in the order of the appends, once it is committed."""
         self.requests: list[Append | AppendMany] = []
-        """What was gathered so far, for code that extends Headwater."""
+        """The appends that were gathered so far, for code that extends Headwater."""
         self._committer = committer
         self._acks: dict[object, list[Event]] = {}
         self._size = self._count = 0

@@ -205,8 +205,8 @@ class Bucket(LogBackend[ObjectLog]):
         if opened.topic.uuid != there.uuid:
             self._topics.forget(opened)
             opened = self._topics.get(topic)
-        # Closed before the name is free: else whoever still has the topic open could append to one that is gone, and be
-        # told that it is durable. Who died in between left a topic that can only be deleted.
+        # Closed before the name is free: else a program that still has the topic open could append to one that is gone,
+        # and take that as durable. A death in between leaves a topic that can only be deleted.
         for log in opened.logs:
             with contextlib.suppress(NotFound):  # it is closed already
                 log.finish()
@@ -255,7 +255,7 @@ class Bucket(LogBackend[ObjectLog]):
     def maintain(self, topic: str | None = None) -> MaintenanceResult:
         """Compact, trim and collect a topic, or all of them, once; returns what was done.
 
-        Programs that append do this by themselves, now and then; for a bucket that nobody appends to any more, or
+        Programs that append do this by themselves, now and then; for a bucket that is no longer appended to, or
         whose writers have `compact_objects=0`. May run at any time, and several times at once.
         """
         done = MaintenanceResult()
@@ -349,7 +349,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def partition_info(log: ObjectLog) -> PartitionInfo:
-    """Return what `describe` tells of one partition."""
+    """Return one partition, as `describe` has it."""
     place, start = log.place, log.start()
     state = log.state()  # after it: it may be trimmed meanwhile, and an end only grows
     meta = log.chain.knowledge.meta()

@@ -59,7 +59,7 @@ class DirectoryCommitter(LogCommitter[LocalLog]):
             moves = {(each := cast(AckingConsumer, key)): each.moves(events) for key, events in acks.items()}
             journaled = _commit(by_log, [move for each in moves.values() for move in each], self._journal)
         except (Conflict, Fenced, Invalid):
-            # Of a retry, versions have gone on and events are acked. What it brings tells whether it is one.
+            # In a retry, versions have moved on and events are acked. Its producer shows whether it is one.
             if self._producer is None or not _recalled(by_log):
                 raise
         else:
@@ -142,7 +142,7 @@ def _commit_held(
     except BaseException as error:
         if file is not None and file.committed:
             raise  # an interrupt, too late: the process that locks the logs next finishes it
-        # An entry that could be neither written nor made void may yet be found: nobody must append before that.
+        # An entry that could be neither written nor made void may yet be found: nothing may be appended before that.
         doubtful = file is not None and file.unfinished
         for writer, prepared in parts:
             writer.drop(prepared, freeze=doubtful)

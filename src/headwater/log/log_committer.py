@@ -35,7 +35,7 @@ class TransactionPart(NamedTuple, Generic[L]):
 
 
 class LogCommitter(Generic[L]):
-    """What the committers of a directory and a bucket begin with; for one thread."""
+    """The base of the committers of a directory and a bucket; for one thread."""
 
     def __init__(self, backend: LogBackend[L], *, sync: bool, producer: Producer | None = None) -> None:
         self._backend = backend
