@@ -73,26 +73,15 @@ class Transaction:
         `expected_version` is the key's before the transaction. Raises TooLarge for data that would need a file of its
         own (on a server, `commit` does), and when the transaction outgrows its limits.
         """
-        self.add(Append.of(topic, data, self._committer.limits, **options))
+        self._add(Append.of(topic, data, self._committer.limits, **options))
 
     def append_many(self, topic: str, data: Sequence[Data], **options: Unpack[ManyOptions]) -> None:
         """Append many events with the rest, as `Store.append_many` does; nothing if `data` is empty."""
-        self.add(AppendMany.of_events(topic, data, self._committer.limits, **options))
+        self._add(AppendMany.of_events(topic, data, self._committer.limits, **options))
 
     def add(self, request: Append | AppendMany) -> None:
         """Append what a request says with the rest; durability and producer are those of the transaction."""
-        self._check()
-        if isinstance(request, AppendMany):
-            if not request.count:
-                return
-            columns = [column for column in request.columns.values() if column is not None]
-            self._committer.admit(request)
-            self._grow(sum(column.bytes_of() for column in columns), request.count)
-        else:
-            self._committer.admit(request)
-            assert isinstance(request.data, bytes), "no committer admits a stream"
-            self._grow(len(request.data) + len(request.key or b"") + len(request.meta or b""), 1)
-        self.requests.append(request)
+        self._add(request)
 
     def ack(self, *events: Event, consumer: Any = None) -> None:
         """Mark events as handled with the rest; `consumer` is the one that handed them out, if several did.
@@ -155,6 +144,20 @@ class Transaction:
             self.discard()
         elif not self._over:
             self.commit()
+
+    def _add(self, request: Append | AppendMany) -> None:
+        self._check()
+        if isinstance(request, AppendMany):
+            if not request.count:
+                return
+            columns = [column for column in request.columns.values() if column is not None]
+            self._committer.admit(request)
+            self._grow(sum(column.bytes_of() for column in columns), request.count)
+        else:
+            self._committer.admit(request)
+            assert isinstance(request.data, bytes), "no committer admits a stream"
+            self._grow(len(request.data) + len(request.key or b"") + len(request.meta or b""), 1)
+        self.requests.append(request)
 
     def _grow(self, size: int, count: int) -> None:
         size, count = self._size + size, self._count + count

@@ -53,7 +53,8 @@ class LogCommitter(Generic[L]):
     def admit(self, request: Append | AppendMany) -> None:
         """Open the topic, which is created if it is missing, and check the request by the topic's own limits."""
         opened = self._opened(request.topic)
-        opened.chosen(request.partition)
+        if request.partition is not None:
+            opened.chosen(request.partition)
         limits = opened.logs[0].place.limits
         if isinstance(request, AppendMany):
             given.check_columns(request.columns, limits)
