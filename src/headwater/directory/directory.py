@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from headwater.append_queue import AppendQueue, QueuedAppend
 from headwater.backend import Kind, Lack
 from headwater.directory import checking
 from headwater.directory import repair as log_repair
@@ -40,20 +41,18 @@ from headwater.log.failures import deleted
 from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic
 from headwater.log.topic_rules import not_found
-from headwater.requests import wants_sync
+from headwater.requests import Append, wants_sync
 
 _directories: WeakSet[Directory] = WeakSet()  # which start over in a forked child
 
 
-@within_memory()
+@within_memory("append_later")
 class Directory(LogBackend[LocalLog]):
     """An open log directory."""
 
     kind: ClassVar[Kind] = "directory"
     producers_max = DEFAULTS.producers_max
     lacks: ClassVar[Mapping[str, Lack]] = {
-        "append_later": Lack("append in the background", "use append, or append_many"),
-        "flush": Lack("append in the background", "use append, or append_many"),
         "maintain": Lack("be maintained by hand", "maintenance is automatic; see seal and retain"),
         "query": Lack("run queries of an application", "call app.ask(store, …) where the application is"),
     }
@@ -87,6 +86,7 @@ class Directory(LogBackend[LocalLog]):
         self._closing = threading.Lock()  # protects `_closed`
         self._journal = Journal(path / "journal", self.disk, self._checkpoint)
         _directories.add(self)
+        self._queue = AppendQueue(self, limits)
         self._journal.finish_abandoned()
 
     @property
@@ -176,6 +176,12 @@ class Directory(LogBackend[LocalLog]):
     def transaction(self, sync: bool | None, producer: Producer | None) -> DirectoryTransaction:
         self.check_open()
         return DirectoryTransaction(self, self._journal, sync=self._wants_sync(sync), producer=producer)
+
+    def append_later(self, request: Append) -> QueuedAppend:
+        return self._queue.add(request)
+
+    def flush(self) -> None:
+        self._queue.flush()
 
     # Keeping
 
@@ -267,6 +273,7 @@ class Directory(LogBackend[LocalLog]):
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: start over, with descriptors and locks of its own."""
         self._closing = threading.Lock()
+        self._queue.after_fork()
         self._journal.after_fork()
         self._archive.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
@@ -278,6 +285,12 @@ class Directory(LogBackend[LocalLog]):
         """Stop followers and sealing, wait for appends under way, and release all files. May be called twice."""
         for member in list(self.members):
             member.close()
+        try:
+            self._queue.close()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         with self._closing:
             if self._closed:
                 return
