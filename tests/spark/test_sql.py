@@ -18,7 +18,7 @@ import headwater
 import headwater.spark
 from headwater import HeadwaterError, Invalid, NotFound
 from headwater.cli import show
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from tests.cli.conftest import PROGRAM, Run, run
 from tests.planting import plant
 from tests.server.process import served

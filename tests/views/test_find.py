@@ -17,7 +17,7 @@ from headwater.errors import Closed, TooLarge
 from headwater.opening import open_directory
 from headwater.store import Store
 from headwater.views import finding
-from headwater.views.codec import decode, encode
+from headwater.views.encoding import decode, encode
 from headwater.views.keys import index_key, order_of
 from tests.engine import matches
 from tests.opened import binder_of

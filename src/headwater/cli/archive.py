@@ -83,7 +83,7 @@ def _archive_on_spark(
         target = url or hw.archive_url
     if target is None:
         raise click.UsageError(f"{data} was never archived: name a target, as in out/ or s3://bucket/archive")
-    from headwater.spark.parquet.archiving import archive
+    from headwater.spark.archiving import archive
 
     tell_workers(data)
     spark = cluster.started()

@@ -93,7 +93,7 @@ def sql(
         limit = TABLE_ROWS
     tell_workers(data)
     with cluster.working("sql", quick=True) as spark:
-        from headwater.spark.querying.sql import sql
+        from headwater.spark.sql_queries import sql
 
         found = sql(spark, data, text, schemas=given)
         result = _collected(found, limit)
@@ -129,7 +129,7 @@ def _collected(found: DataFrame, limit: int | None) -> pa.Table:
     """Return the rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
     from pyspark.errors import PySparkException
 
-    from headwater.spark.querying import failures
+    from headwater.spark import failures
 
     with failures.quiet():
         try:

@@ -18,8 +18,8 @@ from headwater.errors import HeadwaterError, Invalid, Unsupported
 
 if TYPE_CHECKING:
     from headwater.store import Store
-    from headwater.views.answering import QueryServer
     from headwater.views.app import App
+    from headwater.views.query_server import QueryServer
 
 
 @group
@@ -48,7 +48,7 @@ def run(data: str, address: str, server_fd: int | None) -> None:
     Any number of processes may run the same application: each partition is handled by one of them, and by another one
     if that process dies.
     """
-    from headwater.views.answering import QueryServer
+    from headwater.views.query_server import QueryServer
 
     awake, ring = os.pipe()
     answering = None
@@ -79,10 +79,10 @@ def in_directory(hw: Store, verb: str, rest: str) -> Store:
 
 def load_app(address: str) -> App:
     """Return the application; an error while it is imported is printed with its traceback."""
-    from headwater.views.loading import load
+    from headwater.views.app import load_app
 
     try:
-        return load(address)
+        return load_app(address)
     except HeadwaterError:
         raise
     except (Exception, SystemExit) as error:

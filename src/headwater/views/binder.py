@@ -13,16 +13,15 @@ from headwater.errors import Invalid, within_memory
 from headwater.info import BinderInfo
 from headwater.protocols import READ_TIMEOUT_S, AtLeast
 from headwater.store import Store
-from headwater.views import database, finding, indexing, passing
-from headwater.views.codec import decode, document_id
+from headwater.views import database, finding, read_your_writes
+from headwater.views.encoding import decode, document_id
 from headwater.views.files import Files
 from headwater.views.finding import FoundDocuments, Results
 from headwater.views.following import DocumentChanges, latest
 from headwater.views.keys import checked_path
-from headwater.views.passing import ViewLag
-from headwater.views.pool import BinderReader, Pool
+from headwater.views.pool import BinderReader, BinderWatch, Pool
 from headwater.views.query import query
-from headwater.views.watching import BinderWatch
+from headwater.views.read_your_writes import ViewLag
 
 _GET = "SELECT version, data FROM documents WHERE id = ?"
 
@@ -146,7 +145,7 @@ class LocalBinder:
         while True:
             reader = self._pool.take()
             with self._giving_back_on_error(reader), database.writing(reader.connection):
-                indexing.ensure(reader.connection, path)
+                database.ensure_index(reader.connection, path)
             self._pool.give(reader)
             if self._pool.file() == reader.file:  # else it was replaced by one that may not have it
                 return
@@ -195,7 +194,7 @@ class LocalBinder:
 
     def _passed(self, at_least: AtLeast, timeout: float) -> BinderReader:
         """Return a connection in a transaction that sees everything up to what was asked for."""
-        wanted = passing.wanted(at_least)
+        wanted = read_your_writes.wanted(at_least)
         _check_timeout(timeout)
         deadline = self._hw.directory.clock.monotonic() + timeout
         watch = BinderWatch(self._pool, self._hw.directory.clock)
@@ -205,13 +204,13 @@ class LocalBinder:
                 behind = ViewLag(f"binder {self.name!r} does not exist yet")
                 if reader is not None:
                     reader.begin()
-                    found = passing.behind(self._hw, reader.connection, self.name, wanted)
+                    found = read_your_writes.behind(self._hw, reader.connection, self.name, wanted)
                     if found is None:
                         return watch.handed_over()
                     reader.end()
                     behind = found
                 if not watch.wait(deadline, self._is_over):
-                    raise passing.late(behind, timeout)
+                    raise read_your_writes.late(behind, timeout)
         except sqlite3.Error as error:
             reader = watch.handed_over()
             self._pool.discard(reader)

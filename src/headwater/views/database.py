@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headwater.disk.disk import Disk
-from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
+from headwater.errors import Corrupt, HeadwaterError, NotFound, TooLarge, Unavailable, Unsupported
+from headwater.limits import BINDER_INDEXES_MAX
+from headwater.views.encoding import decode
+from headwater.views.keys import index_key
 
 FORMAT = 1  # of the tables; stored as SQLite's user_version
 APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
@@ -83,6 +86,8 @@ CREATE TABLE IF NOT EXISTS rates (
     PRIMARY KEY (name, member)
 ) WITHOUT ROWID;
 """
+PAGE_ROWS = 1000  # documents that are read before their keys are written
+_PAGE = "SELECT row, data FROM documents WHERE row > ? ORDER BY row LIMIT ?"
 
 
 def create(path: Path) -> None:
@@ -310,3 +315,30 @@ def create_index(connection: sqlite3.Connection, path: str) -> None:
 
 def _note_index(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))
+
+
+def ensure_index(connection: sqlite3.Connection, path: str) -> bool:
+    """Have an index over a field, inside of `database.writing`; True if it is new. Raises TooLarge for one too many."""
+    there = indexes(connection)
+    if path in there:
+        return False
+    if len(there) >= BINDER_INDEXES_MAX:
+        raise TooLarge(
+            f"the binder already has {len(there)} indexes",
+            hint="each index adds a write for each changed document",
+            limit="binder_indexes_max",
+            maximum=BINDER_INDEXES_MAX,
+        )
+    add_column(connection, path)
+    _fill(connection, path)
+    create_index(connection, path)
+    return True
+
+
+def _fill(connection: sqlite3.Connection, path: str) -> None:
+    update = f"UPDATE documents SET {column(path)} = ? WHERE row = ?"  # noqa: S608  # it is quoted
+    last = -1
+    while rows := connection.execute(_PAGE, (last, PAGE_ROWS)).fetchall():
+        last = rows[-1][0]
+        keys = ((index_key(decode(data), path), row) for row, data in rows)
+        connection.executemany(update, [each for each in keys if each[0] is not None])

@@ -17,7 +17,7 @@ from headwater.event import Event
 from headwater.format.codec import codec
 from headwater.limits import DOCUMENT_BYTES_MAX
 from headwater.views import database
-from headwater.views.codec import decode, document_id, encode, too_large
+from headwater.views.encoding import decode, document_id, encode, too_large
 from headwater.views.keys import index_key
 
 CACHE_BYTES = 64 * 1024 * 1024  # of documents that are remembered; then all are forgotten, and those needed read again

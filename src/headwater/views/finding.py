@@ -13,11 +13,10 @@ from headwater.document import Document
 from headwater.errors import Closed, TooLarge
 from headwater.limits import FIND_SORTED_MAX
 from headwater.views import database
-from headwater.views.codec import decode
+from headwater.views.encoding import decode
 from headwater.views.keys import index_key, order_of
-from headwater.views.plan import Count, QueryPlan, choose
 from headwater.views.pool import BinderReader, Pool
-from headwater.views.query import DocumentMatch, project
+from headwater.views.query import Count, DocumentMatch, QueryPlan, choose, project
 
 SORTED_MIN = 1000  # documents that are gathered before those that are surely not wanted are dropped
 

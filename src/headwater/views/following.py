@@ -21,9 +21,8 @@ import msgspec
 from headwater.document import Change
 from headwater.errors import Closed, Invalid, NotFound
 from headwater.store import Store
-from headwater.views.codec import decode
-from headwater.views.pool import BinderReader, Pool
-from headwater.views.watching import BinderWatch
+from headwater.views.encoding import decode
+from headwater.views.pool import BinderReader, BinderWatch, Pool
 
 PAGE_DOCUMENTS = 500  # that are read at once
 PAGE_BYTES = 256 * 1024  # the bytes of a page, except for its last document: held in memory for a slow follower

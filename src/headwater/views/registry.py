@@ -13,7 +13,7 @@ from headwater.info import ViewError
 from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import Projection
-from headwater.views.failure import decode_error, encode_error
+from headwater.views.encoding import decode_error, encode_error
 
 
 class TopicBounds(msgspec.Struct, frozen=True):

@@ -15,8 +15,8 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.event import time_of
 from headwater.info import ViewError, ViewInfo, ViewPartition
 from headwater.store import Store
-from headwater.views import database, registry, tally
-from headwater.views.failure import decode_error
+from headwater.views import database, function_counts, registry
+from headwater.views.encoding import decode_error
 from headwater.views.files import Files
 from headwater.views.registry import Row, TopicBounds
 
@@ -42,9 +42,9 @@ def views(hw: Store) -> list[ViewInfo]:
 def functions(hw: Store) -> list[ViewInfo]:
     """Return all functions that have run here, by name."""
     try:
-        return tally.function_infos(hw)
+        return function_counts.function_infos(hw)
     except HeadwaterError as error:
-        return [_unreadable(hw, "function", tally.FILE, None, error)]
+        return [_unreadable(hw, "function", function_counts.FILE, None, error)]
 
 
 def projections(hw: Store) -> list[ViewInfo]:

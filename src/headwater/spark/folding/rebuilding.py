@@ -20,15 +20,15 @@ import msgspec
 from headwater.disk.disk import Disk
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.remote.failures import ErrorBody, revive
-from headwater.spark.causes import cause
+from headwater.spark.failures import cause
 from headwater.spark.folding import shipping
-from headwater.spark.folding.folding import fold_shard
+from headwater.spark.folding.shard_fold import fold_shard
 from headwater.spark.folding.sharding import Task, plan
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from headwater.store import Store
 from headwater.views import rebuild as local
 from headwater.views.app import App, Projection
-from headwater.views.bulk import ProjectionRange, Shard
+from headwater.views.shards import ProjectionRange, Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa

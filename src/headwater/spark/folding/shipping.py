@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import Invalid
-from headwater.views.loading import from_text
+from headwater.views.app import module_from_text
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -93,5 +93,5 @@ def _ensure(wanted: Module) -> None:
     if package:
         with contextlib.suppress(ImportError):  # what needs it will say so
             importlib.import_module(package)
-    from_text(wanted.name, file)
+    module_from_text(wanted.name, file)
     _loaded[wanted.name] = wanted.digest

@@ -19,13 +19,12 @@ import msgspec
 
 from headwater.address import absolute
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound
-from headwater.spark.causes import cause
+from headwater.spark.failures import cause
 from headwater.spark.pipelines import runs
 from headwater.spark.pipelines.frames import bounds, frames, passed
 from headwater.spark.pipelines.runs import Notebook, RunPlan, Status
 from headwater.spark.pipelines.targets import StreamWrites, target_of
-from headwater.spark.places import open_place
-from headwater.spark.progress import watching
+from headwater.spark.session import open_place, watching_tasks
 from headwater.views.app import App
 from headwater.views.pipeline import Pipeline
 
@@ -154,7 +153,7 @@ class _PipelineRun:
 
     def _batch(self, plan: RunPlan) -> None:
         self._notebook.keep(plan)
-        with watching(self._spark, self._tasks):
+        with watching_tasks(self._spark, self._tasks):
             result = self._computed(frames(self._spark, self._address, self.pipeline, plan.ends))
             rows = self._target.write(result, plan.run)
         self._notebook.keep(msgspec.structs.replace(plan, done=True))

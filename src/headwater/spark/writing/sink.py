@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.address import absolute, is_server, kind_of
 from headwater.errors import Invalid, NotFound
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import PublishedBatch

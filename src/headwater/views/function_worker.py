@@ -23,7 +23,7 @@ from headwater.requests import Consume
 from headwater.store import Store
 from headwater.views.app import Function
 from headwater.views.context import Context
-from headwater.views.tally import FunctionTally
+from headwater.views.function_counts import FunctionTally
 
 IDLE_S = 1.0  # how often a function that has nothing to do looks up, to write its counts
 TOPIC_LOOK_S = 0.2  # how often to look whether a missing topic has been made
@@ -33,7 +33,7 @@ GONE = ("topic_not_found", "topic_deleted", "consumer_not_found")  # not made ye
 _log = logging.getLogger("headwater")
 
 
-class Actor:
+class FunctionWorker:
     """Runs a function in one thread; a `ViewWorker` of a runner."""
 
     def __init__(self, hw: Store, function: Function) -> None:

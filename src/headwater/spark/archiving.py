@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from headwater.address import absolute
-from headwater.errors import HeadwaterError
-from headwater.format.history import HistoryFile, nothing
+from headwater.errors import Conflict, HeadwaterError, NotFound
+from headwater.format.history import HistoryFile, HistoryManifest, nothing
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.history.archiver import ArchiveTask, archiver_of, result
 from headwater.history.records import HistoryStore, open_history, url_of
 from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
-from headwater.info import ArchivedRange, PartitionInfo
+from headwater.info import ArchivedRange, PartitionInfo, TopicInfo
 from headwater.limits import MIB
 from headwater.position import Position
-from headwater.spark.parquet import history
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from headwater.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.store import Store
+
 
 FILE_BYTES = 64 * MIB  # of a log that is cut by bytes: as much as a segment of a directory has
 JOBS_MAX = 32  # at once: each is a thread of the driver; on a large cluster, one has many tasks
@@ -160,7 +160,7 @@ class SplitPlanner:
         chosen = msgspec.convert(info.settings, TopicSettings)
         topic = TopicRecord(name=name, uuid=info.uuid, partitions=len(info.partitions), settings=chosen)
         self._store.tell(topic)
-        info, manifests = history.look(self._hw, self._store, topic)
+        info, manifests = look_at_archive(self._hw, self._store, topic)
         self._store.sweep(topic)
         for there, manifest in zip(info.partitions, manifests, strict=True):
             end = self._ends.setdefault((topic.uuid, there.partition), _reach(there, seal=seal))
@@ -253,3 +253,60 @@ def write(work: tuple[tuple[str, str], ArchiveTask]) -> TaskResult:
                 return task, write_files(store.store, log, (task.start, task.end), batches, (0, None))
     except HeadwaterError as error:
         return task, error
+
+
+def look_at_archive(hw: Store, store: HistoryStore, topic: TopicRecord) -> tuple[TopicInfo, list[HistoryManifest]]:
+    """A topic as it is now, and what is archived of each partition.
+
+    The log goes on where each manifest ends, and is the one that was archived: else this raises Conflict, or NotFound
+    where retention has deleted what was not archived yet. The log is looked at after its manifests, as that only grows.
+    """
+    before: list[HistoryManifest] | None = None
+    while True:
+        manifests = [store.manifest(topic, partition) for partition in range(topic.partitions)]
+        info = hw.describe(topic.name)
+        if info.uuid != topic.uuid:
+            raise other_topic(store, topic.name)
+        try:
+            for there, manifest in zip(info.partitions, manifests, strict=True):
+                _check(hw, there, manifest)
+        except NotFound as error:
+            if error.code != "offset_gone" or manifests == before:
+                raise
+            before = manifests  # somebody may have archived it meanwhile, and then had retention delete it
+        else:
+            return info, manifests
+
+
+def other_topic(store: HistoryStore, name: str) -> Conflict:
+    """That an archive is of an earlier topic of this name."""
+    return Conflict(
+        f"{store.store.url} has another topic {name!r}, which was deleted in the log and made again",
+        hint="archive this one to another place, or move the folders of the old one away",
+        code="archive_diverged",
+    )
+
+
+def _check(hw: Store, there: PartitionInfo, manifest: HistoryManifest) -> None:
+    if not manifest.parts:
+        return
+    log = f"topic {manifest.topic!r}, partition {manifest.partition}"
+    last = manifest.end - 1
+    if there.start > manifest.end:
+        raise NotFound(
+            f"{log}: the archive ends at offset {manifest.end}, and retention has deleted all before {there.start}",
+            hint="archive to another place, and more often than retention deletes",
+            code="offset_gone",
+            oldest=there.start,
+        )
+    diverged = there.durable < manifest.end
+    if not diverged and last >= (there.local or there.start):  # else it would be fetched from the archive
+        batches = hw.read_batches(manifest.topic, partition=manifest.partition, start=last, end=last + 1)
+        ticks = [int(tick) for batch in batches for tick in batch.ticks()]
+        diverged = bool(ticks) and ticks != [manifest.parts[-1].last_ticks]
+    if diverged:
+        raise Conflict(
+            f"{log}: the archive has other events at offset {last}",
+            hint="the log was restored, or changed, behind its archive; archive it to another place",
+            code="archive_diverged",
+        )

@@ -17,9 +17,17 @@ from headwater import App
 from headwater.document import Document
 from headwater.errors import HeadwaterError, Invalid, NotFound, TooLarge, Unavailable
 from headwater.opening import open_directory
-from headwater.views import answering, questions
-from headwater.views.answering import QueryServer, encoded
-from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready, WireError
+from headwater.views import query_server
+from headwater.views.query_server import (
+    BrokenApplication,
+    QueryCall,
+    QueryFailure,
+    QueryReply,
+    QueryServer,
+    Ready,
+    WireError,
+    encoded,
+)
 from tests.strategies import unicode_text
 
 told = st.builds(
@@ -39,11 +47,11 @@ messages = st.one_of(
 
 
 @given(messages)
-def test_a_message_comes_back_as_it_was(message: questions.Message) -> None:
-    sent = questions.framed(message)
-    head, data = sent[: questions.LENGTH.size], sent[questions.LENGTH.size :]
-    assert questions.length_of(head) == len(data)
-    back = questions.message_of(data)
+def test_a_message_comes_back_as_it_was(message: query_server.Message) -> None:
+    sent = query_server.framed(message)
+    head, data = sent[: query_server.LENGTH.size], sent[query_server.LENGTH.size :]
+    assert query_server.length_of(head) == len(data)
+    back = query_server.message_of(data)
     if isinstance(message, QueryReply):
         assert isinstance(back, QueryReply)
         assert (back.id, bytes(back.answer)) == (message.id, bytes(message.answer))
@@ -53,21 +61,21 @@ def test_a_message_comes_back_as_it_was(message: questions.Message) -> None:
 
 @given(st.binary(max_size=40))
 def test_what_is_no_message_is_refused(data: bytes) -> None:
-    for read in (questions.message_of, questions.question_of):
+    for read in (query_server.message_of, query_server.question_of):
         with pytest.raises(Invalid):
             read(data)
 
 
 def test_a_length_that_no_message_has_is_refused() -> None:
     with pytest.raises(Invalid):
-        questions.length_of(b"\xff\xff\xff\xff")
+        query_server.length_of(b"\xff\xff\xff\xff")
 
 
 def test_an_error_is_raised_as_it_was() -> None:
     error = NotFound("no such thing", hint="look elsewhere", code="gone", topic="orders")
-    back = questions.raised(questions.told(error))
+    back = query_server.raised_error(query_server.wire_error(error))
     assert (type(back), str(back), back.code, back.facts) == (NotFound, str(error), "gone", {"topic": "orders"})
-    assert type(questions.raised(WireError("Stranger", "x", "y"))) is HeadwaterError
+    assert type(query_server.raised_error(WireError("Stranger", "x", "y"))) is HeadwaterError
 
 
 def test_documents_and_iterators_are_encoded() -> None:
@@ -79,7 +87,7 @@ def test_documents_and_iterators_are_encoded() -> None:
 
 
 def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 1000)
+    monkeypatch.setattr(query_server, "ANSWER_BYTES_MAX", 1000)
 
     def endless() -> Iterator[int]:
         while True:
@@ -97,11 +105,11 @@ class Server:
         connection.settimeout(20)
 
     def send(self, id: int, name: str, **arguments: Any) -> None:
-        self.connection.sendall(questions.framed(QueryCall(id, name, arguments)))
+        self.connection.sendall(query_server.framed(QueryCall(id, name, arguments)))
 
-    def receive(self) -> questions.Message:
-        length = questions.length_of(self._exactly(questions.LENGTH.size))
-        return questions.message_of(self._exactly(length))
+    def receive(self) -> query_server.Message:
+        length = query_server.length_of(self._exactly(query_server.LENGTH.size))
+        return query_server.message_of(self._exactly(length))
 
     def _exactly(self, size: int) -> bytes:
         data = b""
@@ -143,7 +151,7 @@ def test_queries_are_answered_side_by_side_and_the_end_of_the_server_is_heard(
         server.send(3, "broken")
         failed = server.receive()
         assert isinstance(failed, QueryFailure)
-        error = questions.raised(failed.error)
+        error = query_server.raised_error(failed.error)
         assert isinstance(error, Unavailable)
         assert (error.code, "ZeroDivisionError: oh" in error.message) == ("query_failed", True)
         held.set()

@@ -20,8 +20,8 @@ from headwater.info import ViewError
 from headwater.limits import QUARANTINED_MAX
 from headwater.views import database
 from headwater.views.app import Projection
-from headwater.views.failure import encode_error
-from headwater.views.folding import Halt
+from headwater.views.document_fold import Halt
+from headwater.views.encoding import encode_error
 
 
 class ProjectionRange(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ def failures_wanted(projection: Projection) -> int:
     return 1 if projection.on_error == "stop" else QUARANTINED_MAX + 1
 
 
-def load(
+def load_shards(
     connection: sqlite3.Connection, shards: Sequence[Shard], spans: Sequence[ProjectionRange], fields: Sequence[str]
 ) -> int:
     """Take everything of the shards into a new file, which has no documents; returns how many events were folded.

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 
 from headwater import Invalid
-from headwater.spark.causes import cause
+from headwater.spark.failures import cause
 
 IN_A_TASK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

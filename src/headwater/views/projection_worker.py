@@ -26,8 +26,8 @@ from headwater.requests import Consume
 from headwater.store import Store
 from headwater.views import database, registry
 from headwater.views.app import Projection
+from headwater.views.document_fold import DocumentFold, Halt
 from headwater.views.files import Files
-from headwater.views.folding import DocumentFold, Halt
 from headwater.views.rebuild import rebuild
 
 TAKE_EVENTS = 4096  # at a time, from the log
@@ -44,7 +44,7 @@ RATE_S = 1.0  # over which the rate is measured
 _log = logging.getLogger("headwater")
 
 
-class Projector:
+class ProjectionWorker:
     """Runs one projection in this process. `run` belongs to one thread; the rest may be called from any."""
 
     def __init__(self, hw: Store, projection: Projection, together: Sequence[Projection]) -> None:

@@ -1,13 +1,22 @@
-"""Encodes documents as BSON, and decodes them for projection functions."""
+"""Encodes documents as BSON and errors of view code as JSON, as a binder stores them."""
 
 from __future__ import annotations
 
+import traceback
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from headwater.errors import Corrupt, Invalid, TooLarge
+from headwater.event import Event
 from headwater.format import names
 from headwater.format.codec import codec
+from headwater.info import ViewError
 from headwater.limits import DOCUMENT_BYTES_MAX, DOCUMENT_ID_BYTES_MAX
+
+ERROR_CHARACTERS_MAX = 4000  # of an error and its trace that are kept
+_decode_error = msgspec.json.Decoder(ViewError)
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -56,3 +65,39 @@ def document_id(key: Any) -> str | None:
     if len(id) > DOCUMENT_ID_BYTES_MAX // 4 and len(id.encode()) > DOCUMENT_ID_BYTES_MAX:
         raise TooLarge(f"the id {id[:20]}… is too long", limit="document_id_bytes_max", maximum=DOCUMENT_ID_BYTES_MAX)
     return id
+
+
+def view_error(event: Event, error: object) -> ViewError:
+    """Return an error of the user's code, with the event that it was called for."""
+    trace = ""
+    if isinstance(error, BaseException):
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # without the call here
+        trace = _clean("".join(traceback.format_list(frames))[-ERROR_CHARACTERS_MAX:])
+        told = f"{type(error).__name__}: {_text(error)}"
+    else:
+        told = str(error)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    place = event.topic, event.partition, event.offset, str(event.id), event.type
+    return ViewError(*place, _clean(told[:ERROR_CHARACTERS_MAX]), trace, now)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # it is the user's code, too
+        return "(it cannot be shown)"
+
+
+def _clean(text: str) -> str:
+    """Without what UTF-8 does not have."""
+    return text.encode(errors="replace").decode()
+
+
+def encode_error(error: ViewError) -> str:
+    """As it is kept."""
+    return msgspec.json.encode(error).decode()
+
+
+def decode_error(text: str | None) -> ViewError | None:
+    """From what is kept; None if there is none."""
+    return None if text is None else _decode_error.decode(text)

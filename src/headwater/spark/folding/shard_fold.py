@@ -1,6 +1,6 @@
 """Folding one shard of a binder's history, in a worker: the documents that belong to it, from beginning to end.
 
-The result is that of `views.folding`, which folds event after event, for any fold that depends on nothing but its
+The result is that of `views.document_fold`, which folds event after event, for any fold that depends on nothing but its
 arguments. Events are taken by document here, many of one after the other, so that most documents need not become bytes
 and objects again between two events: see `_fold_run`. Needs no Spark.
 """
@@ -21,18 +21,17 @@ from headwater.format.codec import codec
 from headwater.format.events import EventBatch
 from headwater.info import ViewError
 from headwater.limits import DOCUMENT_BYTES_MAX, MIB
-from headwater.spark.folding.grouping import KeyedChunk, own, shards_of
-from headwater.spark.folding.sharding import FoldRange, Task
+from headwater.spark.folding.sharding import FoldRange, KeyedChunk, Task, own, shards_of
 from headwater.views import database
 from headwater.views.app import Projection
-from headwater.views.bulk import Shard, ShardTally, failures_wanted
-from headwater.views.codec import document_id, too_large
+from headwater.views.document_fold import key_function
 from headwater.views.draft import Draft
-from headwater.views.failure import describe
-from headwater.views.folding import key_function
+from headwater.views.encoding import document_id, too_large, view_error
+from headwater.views.shards import Shard, ShardTally, failures_wanted
 
 if TYPE_CHECKING:
     from headwater.store import Store
+
 
 CHUNK_EVENTS = 1_000_000  # that are put in order together: the more of a document, the fewer times it is stored
 CHUNK_BYTES = 128 * MIB
@@ -215,7 +214,7 @@ class SparkFold:
     def _fold_each(
         self, id: str, before: bytes | None, events: Sequence[Event], documents: dict[str, bytes | None]
     ) -> int | None:
-        """Fold the events of a document of which one fails, as `views.folding` does; the last that did not fail."""
+        """Fold the events of a document of which one fails, as `DocumentFold` does; return the last that did not."""
         encode, decode, _, options, encoding, _ = codec()
         last = None
         for event in events:
@@ -244,7 +243,7 @@ class SparkFold:
     def _fail(self, event: Event, error: BaseException) -> None:
         """Note that an event cannot be folded. Of too many, the first ones are kept, in order."""
         failed = self._tally.failed
-        failed.append(describe(event, error))
+        failed.append(view_error(event, error))
         if len(failed) >= self._wanted:
             failed[self._before :] = sorted(failed[self._before :], key=_offset)[: self._wanted - self._before]
             self._limit = failed[-1].offset

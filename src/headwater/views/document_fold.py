@@ -15,9 +15,8 @@ from headwater.event import Event
 from headwater.info import ViewError
 from headwater.limits import MIB, QUARANTINED_MAX
 from headwater.views.app import Projection
-from headwater.views.codec import document_id
 from headwater.views.draft import Documents, Draft
-from headwater.views.failure import describe, encode_error
+from headwater.views.encoding import document_id, encode_error, view_error
 
 LOOK_EVERY = 256  # events between two looks at the clock, at most
 LOOK_S = 0.02  # and where they take longer than this, fewer
@@ -146,7 +145,7 @@ class DocumentFold:
 
     def fail(self, event: Event, error: BaseException | str) -> None:
         """An event cannot be folded: it is noted, or the projection stops before it, which raises Halt."""
-        told = describe(event, error)
+        told = view_error(event, error)
         if self._projection.on_error == "stop":
             raise Halt(told)
         (before,) = self._connection.execute(

@@ -17,7 +17,7 @@ from headwater.info import ConsumerInfo, ViewError, ViewInfo, ViewPartition
 from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import Function
-from headwater.views.failure import decode_error, describe, encode_error
+from headwater.views.encoding import decode_error, encode_error, view_error
 
 FILE = "functions.sqlite"
 WRITE_S = 1.0  # how often, at most, counts are written, but for errors
@@ -57,13 +57,13 @@ class FunctionTally:
     def failed(self, event: Event, error: BaseException) -> None:
         """Count a failure, and keep why."""
         self._failed += 1
-        self._error = describe(event, error)
+        self._error = view_error(event, error)
 
     def set_aside(self, event: Event, error: object) -> None:
         """Count an event that was given up. One that ended its process never came to tell why."""
         self._aside += 1
         if not isinstance(error, BaseException):
-            self._error = describe(event, error)
+            self._error = view_error(event, error)
 
     def write_if_due(self) -> None:
         """Write, if something was counted, and the last time is long enough ago."""

@@ -12,17 +12,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import types as t
 
 from headwater.address import absolute
 from headwater.errors import Invalid, NotFound
-from headwater.spark.places import open_place
-from headwater.spark.querying import failures, tables
-from headwater.spark.querying.aggregating import LOG_COLUMNS
-from headwater.spark.querying.parsing import QueryNames, parse
+from headwater.spark import failures, sql_tables
+from headwater.spark.aggregating import LOG_COLUMNS
+from headwater.spark.session import open_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,10 +30,18 @@ if TYPE_CHECKING:
     from headwater.spark.reading.fields import Mode
     from headwater.store import Store
 
+
 Schemas = Mapping[str, str | t.StructType]
 
 _viewing = threading.Lock()  # protects the names of temporary views, which a session has once for all threads
-UNUSUAL = ("content", "ticks", "data_bytes")  # columns that are there for who names them
+UNUSUAL = ("content", "ticks", "data_bytes")  # columns that only a query that names them has
+_WORD = re.compile(r"[^\W\d]\w*|`(?:[^`]|``)+`")
+_PLANS = "org.apache.spark.sql.catalyst.plans.logical"
+_NO_QUERIES = tuple(f"{_PLANS}.{name}" for name in ("Command", "ParsedStatement", "CompoundBody"))
+_REFUSED = "only queries are supported: SELECT, WITH, VALUES, TABLE"
+_CHOOSING = {"Project", "Aggregate"}  # only columns that they name go on from what is below
+_COMPARING = {"Union", "Except", "Intersect", "Distinct", "Deduplicate"}  # all columns of what is below count
+_POSITIONAL = {"Pivot", "Unpivot", "UnresolvedSubqueryColumnAliases", "PipeOperator"}  # they mean some without a name
 
 
 def sql(
@@ -56,7 +64,7 @@ def sql(
     Spark cannot analyse; NotFound for a table that is not there.
     """
     with failures.quiet():
-        parsed = parse(spark, query)
+        parsed = parse_query(spark, query)
         with open_place(absolute(address)) as hw:
             named = _Tables(spark, absolute(address), hw, mode, schemas or {})
             try:
@@ -88,7 +96,7 @@ class _Tables:
 
     def _found(self, parsed: QueryNames) -> dict[str, DataFrame]:
         """Return the tables by the names that the query has for them. Raises NotFound."""
-        topics, binders = self._hw.topics(), tables.binders(self._hw)
+        topics, binders = self._hw.topics(), sql_tables.binders(self._hw)
         for name in parsed.qualified:
             if _same(name, [*topics, *binders]) is not None:
                 raise _missing(name, [name])
@@ -112,7 +120,7 @@ class _Tables:
         return found
 
     def _topic(self, topic: str, schema: t.StructType | None, parsed: QueryNames) -> DataFrame:
-        fields = tables.topic_fields(self._hw, topic) if schema is None else schema
+        fields = sql_tables.topic_fields(self._hw, topic) if schema is None else schema
         own = [field for field in LOG_COLUMNS if parsed.whole or field.name in parsed.words]
         own = [field for field in own if field.name not in UNUSUAL or field.name in parsed.words]
         taken = {field.name.lower() for field in LOG_COLUMNS}
@@ -122,9 +130,9 @@ class _Tables:
         return reader.option("mode", self._mode).load(self._address)
 
     def _binder(self, binder: str, schema: t.StructType | None, parsed: QueryNames) -> DataFrame:
-        fields = tables.binder_fields(self._hw, binder) if schema is None else schema
-        chosen = [field for field in _chosen(fields, parsed) if field.name != tables.ID]
-        return tables.documents(self._spark, self._address, binder, t.StructType(chosen), self._mode)
+        fields = sql_tables.binder_fields(self._hw, binder) if schema is None else schema
+        chosen = [field for field in _chosen(fields, parsed) if field.name != sql_tables.ID]
+        return sql_tables.documents(self._spark, self._address, binder, t.StructType(chosen), self._mode)
 
 
 def _chosen(fields: t.StructType, parsed: QueryNames) -> list[t.StructField]:
@@ -144,7 +152,7 @@ def _given(schemas: Schemas, name: str) -> t.StructType | None:
     try:
         return t.StructType.fromDDL(schema)  # type: ignore[return-value]  # a list of fields is a struct
     except ParseException as error:
-        raise Invalid(f"invalid schema of {name!r}: {failures.told(error)}") from None
+        raise Invalid(f"invalid schema of {name!r}: {failures.message_of(error)}") from None
 
 
 def _same(name: str, names: list[str]) -> str | None:
@@ -180,3 +188,75 @@ def _views(spark: SparkSession, frames: Mapping[str, DataFrame]) -> Iterator[Non
         finally:
             for name in frames:
                 spark.catalog.dropTempView(name)
+
+
+class QueryNames(NamedTuple):
+    """The names in a query."""
+
+    tables: list[str]  # without those that the query itself makes
+    qualified: list[str]  # names of several parts, with dots: no topic is called so without backticks
+    words: frozenset[str]  # all words, in lower case: no other column can be meant by its name
+    whole: bool  # whether columns are meant without a name: by a star, or by their place
+
+
+def parse_query(spark: SparkSession, query: str) -> QueryNames:
+    """Return the names in a query. Raises Invalid for what is none: a syntax error, or a command."""
+    java: Any = spark._jsparkSession  # noqa: SLF001  # the only way to Spark's parser
+    try:
+        plan = java.sessionState().sqlParser().parsePlan(query)
+    except ParseException as error:
+        raise failures.translated(error) from None
+    walk = _Walk(spark)
+    walk.through(plan)
+    words = frozenset(word.strip("`").lower() for word in _WORD.findall(query))
+    tables = [name for name in walk.tables if name.lower() not in walk.made]
+    return QueryNames(tables, list(walk.qualified), words, walk.whole or "natural" in words)
+
+
+class _Walk:
+    """A way through all nodes of a plan, also those of subqueries, gathering names."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.tables: dict[str, None] = {}
+        self.qualified: dict[str, None] = {}
+        self.made: set[str] = set()
+        self.whole = False
+        self._gateway = spark.sparkContext._gateway  # noqa: SLF001  # to ask what a node is
+
+    def through(self, plan: Any) -> None:
+        """Nodes wait with whether something above them chooses columns by name."""
+        waiting = [(plan, False)]
+        while waiting:
+            node, chosen = waiting.pop()
+            kind = node.getClass().getSimpleName()
+            self._note(node, kind, chosen)
+            chosen = kind in _CHOOSING or (chosen and kind not in _COMPARING)
+            waiting += [(child, chosen) for child in _items(node.children())]
+            waiting += [(child, False) for child in _items(node.innerChildren())]
+
+    def _note(self, node: Any, kind: str, chosen: bool) -> None:
+        if any(is_instance_of(self._gateway, node, each) for each in _NO_QUERIES):
+            raise Invalid(_REFUSED, hint="use other commands to append, create and delete", code="bad_query")
+        if kind == "UnresolvedRelation":
+            parts = _items(node.multipartIdentifier())
+            (self.tables if len(parts) == 1 else self.qualified)[".".join(parts)] = None
+            self.whole |= not chosen
+        elif kind == "UnresolvedWith":
+            self.made |= {each.productElement(0).lower() for each in _items(node.cteRelations())}
+        self.whole |= kind in _POSITIONAL or any(map(_has_star, _items(node.expressions())))
+
+
+def _has_star(expression: Any) -> bool:
+    """Return whether a star is in it; that of `count(*)` is none any more."""
+    waiting = [expression]
+    while waiting:
+        each = waiting.pop()
+        if "Star" in each.getClass().getSimpleName():
+            return True
+        waiting += _items(each.children())
+    return False
+
+
+def _items(sequence: Any) -> list[Any]:
+    """Return the items of a sequence of Scala's."""
+    return [sequence.apply(number) for number in range(sequence.size())]

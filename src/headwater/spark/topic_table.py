@@ -22,9 +22,9 @@ from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.settings import TopicRecord
 from headwater.history import files
 from headwater.history.records import open_history, url_of
-from headwater.spark.parquet import history
-from headwater.spark.places import open_place
+from headwater.spark import archiving
 from headwater.spark.reading.shaping import SCHEMA
+from headwater.spark.session import open_place
 from headwater.store import Store
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from headwater.store import Store
+
 
 DIRECTORY = "objects://"
 _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]{}"})
@@ -68,7 +69,7 @@ def _manifests(hw: Store, url: str, name: str, *, needed: bool) -> list[HistoryM
             return []
         if not needed and topic.uuid != hw.describe(name).uuid:
             return []  # of a topic that was deleted and made again, nothing is archived yet
-        return [manifest for manifest in history.look(hw, store, topic)[1] if manifest.parts]
+        return [manifest for manifest in archiving.look_at_archive(hw, store, topic)[1] if manifest.parts]
 
 
 def _archived(spark: SparkSession, url: str, manifests: list[HistoryManifest]) -> DataFrame:

@@ -17,9 +17,9 @@ import msgspec
 
 from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from headwater.store import Store
-from headwater.views import database, indexing
-from headwater.views.codec import decode
+from headwater.views import database
 from headwater.views.draft import Draft
+from headwater.views.encoding import decode
 from headwater.views.files import Files
 from headwater.views.keys import index_key
 
@@ -90,7 +90,7 @@ def _put(
         if reached is not None and reached >= batch.number:
             return None
         for path in indexes:
-            indexing.ensure(connection, path)
+            database.ensure_index(connection, path)
         count = _upsert(connection, batch, documents)
         connection.execute(_NOTE, (batch.pipeline, batch.run, batch.number))
         return count
