@@ -47,5 +47,5 @@ def test_where_it_was_raised_is_told() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         _ = 1 // int("0")
     assert cause(caught.value).startswith(
-        "ZeroDivisionError: integer division or modulo by zero (test_causes.py, line "
+        "ZeroDivisionError: integer division or modulo by zero (test_failures.py, line "
     )
