@@ -83,7 +83,7 @@ def aggregate(
     mode: str = "permissive",
     **filters: Unpack[FilterOptions],
 ) -> DataFrame:
-    """One row for each group, or one for all, with `count`, `sum(x)`, `min(x)` and `max(x)` as Spark would name them.
+    """Return one row for each group, or one for all: `count`, `sum(x)`, `min(x)` and `max(x)` as Spark would name them.
 
     Columns are the log's, `data_bytes` among them, and fields of JSON or BSON data that `schema` names with their
     types. `start`, `end`, `type`, `key`, `match` and `mode` are the options of a read; what is there now is read,
@@ -174,7 +174,7 @@ class _Work(NamedTuple):
 
     @property
     def schema(self) -> t.StructType:
-        """Of a part: the groups, and what was measured, by number, because a name may be anything."""
+        """Return the schema of a part: the groups and the measures, numbered, because a name may be anything."""
         fields = [t.StructField(f"g{number}", group.dataType) for number, group in enumerate(self.groups)]
         return t.StructType(fields + [t.StructField(f"m{n}", each.type) for n, each in enumerate(self.measures)])
 

@@ -138,7 +138,7 @@ class SplitPlanner:
         return planned
 
     def commit(self, task: ArchiveTask, files: list[HistoryFile]) -> list[ArchivedRange]:
-        """Have the manifest name files, durably; returns what was archived by that. Others that were first stay."""
+        """Add files to the manifest, durably, unless another archiver was first; return what was added."""
         topic, partition = task.topic, task.partition
         with reaching(self._store.store.url):
             ticks = self._store.manifest(topic, partition).end_ticks
@@ -201,12 +201,12 @@ def _seal(hw: Store, topic: str) -> None:
 
 
 def _reach(there: PartitionInfo, *, seal: bool) -> int:
-    """How far a partition is archived."""
+    """Return how far a partition is to be archived."""
     return there.durable if seal or there.finished is None else min(there.finished, there.durable)
 
 
 def _by_turns(logs: list[list[ArchiveTask]]) -> list[ArchiveTask]:
-    """The tasks of all partitions by turns."""
+    """Return the tasks of all partitions in turn."""
     longest = max(map(len, logs), default=0)
     return [tasks[turn] for turn in range(longest) for tasks in logs if turn < len(tasks)]
 
@@ -256,7 +256,7 @@ def write(work: tuple[tuple[str, str], ArchiveTask]) -> TaskResult:
 
 
 def look_at_archive(hw: Store, store: HistoryStore, topic: TopicRecord) -> tuple[TopicInfo, list[HistoryManifest]]:
-    """A topic as it is now, and what is archived of each partition.
+    """Return a topic as it is now, and the manifest of each partition.
 
     The log goes on where each manifest ends, and is the one that was archived: else this raises Conflict, or NotFound
     where retention has deleted what was not archived yet. The log is looked at after its manifests, as that only grows.
@@ -279,7 +279,7 @@ def look_at_archive(hw: Store, store: HistoryStore, topic: TopicRecord) -> tuple
 
 
 def other_topic(store: HistoryStore, name: str) -> Conflict:
-    """That an archive is of an earlier topic of this name."""
+    """Return the error for an archive of an earlier topic of this name."""
     return Conflict(
         f"{store.store.url} has another topic {name!r}, which was deleted in the log and made again",
         hint="archive this one to another place, or move the folders of the old one away",

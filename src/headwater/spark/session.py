@@ -96,7 +96,7 @@ def session(
 
 
 def _local(quick: bool) -> dict[str, str]:
-    """What is set where the driver does the work itself."""
+    """Return the settings for a driver that runs the tasks itself."""
     os.environ["JAVA_HOME"] = str(installation.java_home())
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     quiet = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
@@ -135,7 +135,7 @@ class _Traceback:
 
 @contextlib.contextmanager
 def watching_tasks(spark: SparkSession, told: Told) -> Iterator[None]:
-    """Tell of the tasks of all jobs of a session as long as the block runs, from another thread."""
+    """Report the tasks of all jobs of a session while the block runs, from another thread."""
     done = threading.Event()
     watch = threading.Thread(target=_watch, args=(spark, told, done), name="headwater-progress", daemon=True)
     watch.start()

@@ -179,7 +179,7 @@ def _quoted_if_needed(name: str) -> str:
 
 @contextmanager
 def _views(spark: SparkSession, frames: Mapping[str, DataFrame]) -> Iterator[None]:
-    """Views of these names while the block runs; what was analysed in it does not need them any more."""
+    """Create temporary views for the block; a query that was analysed in it does not need them any more."""
     with _viewing:
         try:
             for name, frame in frames.items():
@@ -224,7 +224,7 @@ class _Walk:
         self._gateway = spark.sparkContext._gateway  # noqa: SLF001  # to ask what a node is
 
     def through(self, plan: Any) -> None:
-        """Nodes wait with whether something above them chooses columns by name."""
+        """Visit all nodes, each with whether one above it chooses columns by name."""
         waiting = [(plan, False)]
         while waiting:
             node, chosen = waiting.pop()

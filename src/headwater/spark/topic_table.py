@@ -39,7 +39,7 @@ _GLOB = str.maketrans({char: f"\\{char}" for char in "\\*?[]{}"})
 
 
 def table(spark: SparkSession, address: str, topic: str, archive: str | None = None) -> DataFrame:
-    """All events of a topic, archived and live, with the columns of the source, each exactly once.
+    """Return all events of a topic, archived and live, with the columns of the source, each exactly once.
 
     `archive` is the address of its archive; left out, it is the one that the log remembers, and if it has none, the log
     alone is the table. What retention has deleted in the log is in it if it was archived. Raises NotFound for a missing
@@ -58,7 +58,7 @@ def table(spark: SparkSession, address: str, topic: str, archive: str | None = N
 
 
 def _manifests(hw: Store, url: str, name: str, *, needed: bool) -> list[HistoryManifest]:
-    """What is archived of each partition that has something there."""
+    """Return the manifests of partitions that have archived events."""
     with contextlib.closing(open_history(url)) as store:
         try:
             store.owner()
@@ -81,7 +81,7 @@ def _archived(spark: SparkSession, url: str, manifests: list[HistoryManifest]) -
 
 
 def _in_workers(spark: SparkSession, url: str, manifests: list[HistoryManifest]) -> DataFrame:
-    """The archive of a bucket, which Spark by itself cannot read: a task fetches a file, and gives it on as Arrow."""
+    """Return the archive of a bucket, which Spark cannot read itself: tasks fetch files and return Arrow."""
     works = [msgspec.json.encode((_topic(each), each.partition, part)) for each in manifests for part in each.parts]
     rows = spark.sparkContext.parallelize([(bytearray(work),) for work in works], len(works))
     frame = spark.createDataFrame(rows, "work binary")
@@ -93,7 +93,7 @@ def _topic(log: HistoryManifest) -> TopicRecord:
 
 
 def _rows(url: str, columns: list[str], works: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-    """In a worker: the rows of the files that it is given, each fetched and verified first."""
+    """Yield the rows of files, each fetched and verified first; runs in a worker."""
     with contextlib.closing(open_history(url)) as store:
         for batch in works:
             for work in filter(None, batch.column(0).to_pylist()):

@@ -91,7 +91,7 @@ class Shelf(msgspec.Struct):
     indexes: list[str] = []
 
     def index(self, field: str) -> Shelf:
-        """Have an index over a field, a path as `"by.name"`."""
+        """Declare an index over a field, a path as `"by.name"`."""
         if field not in self.indexes:
             self.indexes.append(field)
         return self
@@ -108,7 +108,7 @@ class App:
         self.pipelines: dict[str, Pipeline] = {}
 
     def binder(self, name: str) -> Shelf:
-        """What this application wants of a binder: `app.binder("baskets").index("total")`."""
+        """Return the declaration of a binder: `app.binder("baskets").index("total")`."""
         return self.binders.setdefault(name, Shelf(name, []))
 
     def projection(
@@ -244,7 +244,7 @@ class App:
             raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each its own target")
 
     def ask(self, hw: Store, name: str, /, **arguments: Any) -> Any:
-        """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""
+        """Return the result of a named query. Raises NotFound if there is none, Invalid if it takes other arguments."""
         from headwater.views.context import Views
 
         query = self.queries.get(name)

@@ -101,7 +101,7 @@ def create(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection to an existing file, in which every statement is a transaction of its own unless one is begun.
+    """Open an existing file; every statement is a transaction of its own unless one is begun.
 
     Raises NotFound if there is no such file, Unsupported if a newer Headwater made it, Corrupt if it is something else.
     It may be used by any thread, one at a time.
@@ -254,7 +254,7 @@ def translated(path: Path, *, making: bool = False) -> Iterator[None]:
 
 
 def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> HeadwaterError:
-    """What SQLite has raised, as an error of ours; `making`: while the file is made."""
+    """Return an error of SQLite as one of ours; `making`: it happened while the file was created."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _GONE_CODES and not making and not path.exists():  # it may have been replaced while it was opened
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
@@ -287,7 +287,7 @@ def index(path: str) -> str:
 
 
 def _apart(path: str) -> str:
-    """A path as a name that differs also where SQLite does not tell letters from their capitals: ^a stands for A."""
+    """Return a path as a name that stays distinct although SQLite ignores case: ^a stands for A."""
     return "".join(f"^{each.lower()}" if "A" <= each <= "Z" else "^^" if each == "^" else each for each in path)
 
 
@@ -318,7 +318,7 @@ def _note_index(connection: sqlite3.Connection, path: str) -> None:
 
 
 def ensure_index(connection: sqlite3.Connection, path: str) -> bool:
-    """Have an index over a field, inside of `database.writing`; True if it is new. Raises TooLarge for one too many."""
+    """Create a missing index over a field, inside of `writing`; True if new. Raises TooLarge for one too many."""
     there = indexes(connection)
     if path in there:
         return False

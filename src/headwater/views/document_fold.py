@@ -62,7 +62,7 @@ class DocumentFold:
         self._reset()
 
     def abandon(self) -> None:
-        """The transaction failed."""
+        """Forget everything since `begin`, after the transaction failed."""
         self._draft.abandon()
         self._reset()
 
@@ -144,7 +144,7 @@ class DocumentFold:
                 self.folded += 1
 
     def fail(self, event: Event, error: BaseException | str) -> None:
-        """An event cannot be folded: it is noted, or the projection stops before it, which raises Halt."""
+        """Quarantine an event that cannot be folded, or raise Halt to stop the projection before it."""
         told = view_error(event, error)
         if self._projection.on_error == "stop":
             raise Halt(told)
@@ -184,7 +184,7 @@ class DocumentFold:
         )
 
     def _ids(self, events: Sequence[Event]) -> list[str | None]:
-        """The documents that events belong to; of those behind one whose key raises, they are found one by one."""
+        """Return the ids of the documents of events, up to the first whose key raises."""
         if self._projection.many:
             return []
         ids: list[str | None] = []

@@ -89,15 +89,15 @@ def _text(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what UTF-8 does not have."""
+    """Return a text without characters that UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()
 
 
 def encode_error(error: ViewError) -> str:
-    """As it is kept."""
+    """Return an error as it is stored."""
     return msgspec.json.encode(error).decode()
 
 
 def decode_error(text: str | None) -> ViewError | None:
-    """From what is kept; None if there is none."""
+    """Return a stored error; None if there is none."""
     return None if text is None else _decode_error.decode(text)

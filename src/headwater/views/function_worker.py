@@ -96,7 +96,7 @@ class FunctionWorker:
             return False  # it begins another shift just now
 
     def _work(self) -> None:
-        """One shift."""
+        """Run one shift."""
         function = self._function
         request = Consume(
             function.consumer,
@@ -145,7 +145,7 @@ class Shift:
     """One time of being a member. Events that share a transaction are `_pending`; all of them are of one partition."""
 
     def __init__(self, hw: Store, function: Function, consumer: LogConsumer, tally: FunctionTally, apart: int) -> None:
-        """The first `apart` events are finished by a transaction each."""
+        """Begin a shift whose first `apart` events get a transaction each."""
         self._hw = hw
         self._function = function
         self._consumer = consumer

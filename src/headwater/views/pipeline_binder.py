@@ -50,7 +50,7 @@ def check_free(hw: Store, binder: str, pipeline: str) -> None:
 
 
 def replace(hw: Store, binder: str, batch: PipelineBatch, documents: Encoded, indexes: Sequence[str] = ()) -> int:
-    """Have these documents, and no others, in a binder; they are all there at once, durably. Returns how many.
+    """Replace all documents of a binder, atomically and durably. Return how many there are.
 
     Raises Invalid if two have the same id, and Conflict if something else fills the binder: then all is as before.
     """

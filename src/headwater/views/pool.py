@@ -77,7 +77,7 @@ class Pool:
             return self._files.current(self.name).name
 
     def take(self) -> BinderReader:
-        """A connection to the file that is read now. Give it back. Raises NotFound if there is no such binder."""
+        """Return a connection to the current file, to be given back. Raises NotFound if there is no such binder."""
         self._hw.directory.check_open()
         pid = os.getpid()
         if pid != self._pid:
@@ -117,7 +117,7 @@ class Pool:
             )
 
     def translation(self, reader: BinderReader, error: sqlite3.Error) -> HeadwaterError:
-        """What SQLite has raised, as an error of ours."""
+        """Return an error of SQLite as one of ours."""
         return database.translation(self._files.path / reader.file, error)
 
     def discard(self, reader: BinderReader) -> None:

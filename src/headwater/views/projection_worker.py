@@ -139,7 +139,7 @@ class ProjectionWorker:
         return next
 
     def set_aside(self, _consumer: LogConsumer, event: Event, error: object) -> None:
-        """An event has ended the process several times: the transaction treats it as if its fold had raised."""
+        """Treat an event that ended the process several times as if its fold had raised."""
         self._aside.append((event, str(error)))
 
     # A session: as long as nothing about the binder and the topic changes
@@ -312,7 +312,7 @@ class ProjectionWorker:
         return current == self._file and row is not None and row.state == "running"
 
     def _rate(self) -> float | None:
-        """Events a second, when enough time has passed to tell."""
+        """Return events per second; None if too little time has passed."""
         since, count = self._window
         now, count = time.monotonic(), count + self._folder.folded
         if now - since < RATE_S:

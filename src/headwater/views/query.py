@@ -52,7 +52,7 @@ def query(
     limit: int | None = None,
     fields: Sequence[str] | None = None,
 ) -> DocumentMatch:
-    """What was asked; raises Invalid or TooLarge."""
+    """Return a checked query; raises Invalid or TooLarge."""
     return DocumentMatch(
         None if match is None or match == {} else matching.compile(match),
         _sort(sort),
@@ -139,7 +139,7 @@ class QueryPlan(NamedTuple):
     descending: bool = False
 
     def statements(self, selected: str) -> Iterator[tuple[str, tuple[Key, ...]]]:
-        """What to ask SQLite, one after the other."""
+        """Return the SQL statements to run in order."""
         direction = " DESC" if self.descending else ""
         if self.path is None:
             order = f" ORDER BY id{direction}" if self.ordered else ""
@@ -236,7 +236,7 @@ def _candidates(node: Node, known: set[str]) -> list[_Candidates]:
 
 
 def _narrowings(node: Node, known: set[str]) -> Iterator[tuple[str, list[Range]]]:
-    """What every document that matches must fulfil, for paths that have an index."""
+    """Return the conditions that every matching document fulfils, for paths that have an index."""
     if isinstance(node, All):
         for part in node.nodes:
             yield from _narrowings(part, known)
@@ -278,7 +278,7 @@ def _is_stored(key: Key) -> bool:
 
 
 def _shared(questions: list[list[Range]]) -> list[Range]:
-    """What is in ranges of every one."""
+    """Return the ranges that all have in common."""
     found = questions[0]
     for ranges in questions[1:]:
         found = _both(found, ranges)

@@ -106,7 +106,7 @@ def length_of(head: bytes) -> int:
 
 
 def message_of(data: bytes) -> Message:
-    """What the application says; raises Invalid."""
+    """Decode a message of the application; raises Invalid."""
     try:
         said: Message = _decode_message(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -115,7 +115,7 @@ def message_of(data: bytes) -> Message:
 
 
 def question_of(data: bytes) -> QueryCall:
-    """What the server asks; raises Invalid."""
+    """Decode a query of the server; raises Invalid."""
     try:
         return _decode_question(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -208,7 +208,7 @@ def ask(app: App, hw: Store, name: str, arguments: dict[str, Any]) -> Any:
 
 
 def encoded(answer: Any) -> bytes:
-    """What a query returned, as JSON; an iterator as an array. Raises TooLarge, and TypeError for what JSON lacks."""
+    """Return the result of a query as JSON; an iterator as an array. Raises TooLarge, or TypeError for other types."""
     if not isinstance(answer, Iterator):
         return _bounded([documents.encode(answer)], b"", b"")
 

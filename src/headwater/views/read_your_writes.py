@@ -28,7 +28,7 @@ class ViewLag(msgspec.Struct, frozen=True):
 
 
 def wanted(at_least: AtLeast) -> Wanted:
-    """What to wait for; raises Invalid for what says nothing about that."""
+    """Return the offsets to wait for; raises Invalid for a value that names none."""
     if isinstance(at_least, int) and not isinstance(at_least, bool):
         if at_least < 0:
             raise Invalid(f"at_least must be an offset from 0, not {at_least}", hint=HINT)
@@ -40,7 +40,7 @@ def wanted(at_least: AtLeast) -> Wanted:
 
 
 def behind(hw: Store, connection: sqlite3.Connection, name: str, wanted: Wanted) -> ViewLag | None:
-    """What a binder has not come to yet, inside of a transaction; None if it is as far as is wanted.
+    """Return what a binder still lacks, inside of a transaction; None if it is far enough.
 
     Raises Unavailable with the code `projection_stopped`, and Invalid if an offset alone says too little.
     """
@@ -68,7 +68,7 @@ def behind(hw: Store, connection: sqlite3.Connection, name: str, wanted: Wanted)
 
 
 def late(behind: ViewLag, timeout: float) -> Invalid | Unavailable:
-    """What is raised when it was waited for too long."""
+    """Return the error for a wait that timed out."""
     if behind.never:
         return Invalid(behind.told, hint="wait for an event of one of its topics")
     return Unavailable(

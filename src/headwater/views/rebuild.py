@@ -179,7 +179,7 @@ class _Build:
                 self._next[projection.name] = list(topic.starts)
 
     def fold_elsewhere(self, elsewhere: RemoteFold, fields: Sequence[str], file: Path) -> None:
-        """Have everything that is there now folded by others, and take over what they made of it."""
+        """Fold all present events in other processes, and load the result."""
         spans = [
             ProjectionRange(each, tuple(self._next[each.name]), registry.topic_of(self._hw, each.topic).ends)
             for each in self._known()

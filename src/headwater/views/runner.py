@@ -23,7 +23,7 @@ class Runner:
     """Runs an application in this process. Close it, or use it in a `with` statement, which starts it."""
 
     def __init__(self, hw: Store, app: App) -> None:
-        """Raises Invalid for an application that cannot be run on this log."""
+        """Prepare to run; raises Invalid for an application that cannot run on this log."""
         self._hw = hw
         self._app = app
         self._parts: list[ViewWorker] = []

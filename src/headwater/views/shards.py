@@ -56,7 +56,7 @@ class Shard(msgspec.Struct):
 
 
 def failures_wanted(projection: Projection) -> int:
-    """So many failures, the first ones, tell whether a projection stops, and where."""
+    """Return how many of the first failures decide whether a projection stops, and where."""
     return 1 if projection.on_error == "stop" else QUARANTINED_MAX + 1
 
 
@@ -85,7 +85,7 @@ def load_shards(
 
 
 def _together(shards: Sequence[Shard], projection: Projection) -> ShardTally:
-    """What all shards counted for a projection; raises Halt if it is to stop."""
+    """Return the sum of the shards' counts for a projection; raises Halt if it is to stop."""
     found = [shard.tallies[projection.name] for shard in shards if projection.name in shard.tallies]
     failed = sorted(
         itertools.chain.from_iterable(each.failed for each in found), key=lambda each: (each.partition, each.offset)
@@ -116,7 +116,7 @@ def _copy(connection: sqlite3.Connection, names: Sequence[str], fields: Sequence
 
 
 def _note(connection: sqlite3.Connection, span: ProjectionRange, tally: ShardTally) -> None:
-    """How far the projection has come, and what was counted."""
+    """Store the cursors and the counts of a projection."""
     name, execute = span.projection.name, connection.execute
     for partition, end in enumerate(span.ends):
         execute("UPDATE cursors SET next = ? WHERE projection = ? AND partition = ?", (end, name, partition))

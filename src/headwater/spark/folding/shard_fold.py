@@ -152,7 +152,7 @@ class SparkFold:
             self._fold_runs(cast("dict[str, list[Event]]", some))
 
     def _fold_by_function(self, batches: Iterable[EventBatch]) -> None:
-        """Of events whose documents only the projection itself can tell, those whose documents are in this shard."""
+        """Fold the events whose documents are in this shard, if only the projection itself can tell which."""
         runs: dict[str, list[Event]] = {}
         kept = 0
         for batch in batches:
@@ -262,7 +262,7 @@ def _offset(error: ViewError) -> int:
 
 
 def _fold_run(fold: Fold, before: bytes | None, events: Sequence[Event]) -> bytes | None:
-    """The document after some events, as it is stored; None if there is none. Raises what a fold raises, at any event.
+    """Return the document after some events, as it is stored; None if there is none. Raises what a fold raises.
 
     A fold must get a fresh copy of the stored document. For a document that holds only
     small numbers and plain text, a copy is just that, and so is the object that the fold was given and has changed:

@@ -170,7 +170,7 @@ def _huge(batches: Sequence[EventBatch]) -> dict[int, Event]:
 
 
 def own(batch: EventBatch, shard: int, shards: int) -> EventBatch | None:
-    """The events of a batch whose keys belong to a shard; None if it has none. Those without a key are the first's."""
+    """Return the events of a batch whose keys belong to a shard; None if none do. The first has those without a key."""
     if shards == 1:
         return batch
     stored = batch.piece.batch

@@ -41,7 +41,7 @@ _loaded: dict[str, str] = {}  # in a worker: the digest of each module when it w
 
 
 def pack(objects: Any, functions: Iterable[Any]) -> bytes:
-    """Objects, of which these are the functions whose code matters, as bytes. Raises Invalid if they cannot be."""
+    """Return objects as bytes, with the modules of their functions. Raises Invalid for what cannot be pickled."""
     from pyspark import cloudpickle
 
     names = sorted({getattr(each, "__module__", None) or "__main__" for each in functions} - {"__main__"})
@@ -82,7 +82,7 @@ def _digest(file: Path) -> str:
 
 
 def _ensure(wanted: Module) -> None:
-    """Have the module that was meant under its name."""
+    """Load the module that was sent, unless it is already loaded."""
     file = Path(wanted.file)
     if not file.is_file():
         return  # a worker on another machine: it has the module where its own path says, or the import fails

@@ -47,10 +47,10 @@ class PipelineWriter(Protocol):
         """Raise what can be told before anything is computed."""
 
     def write(self, frame: DataFrame, run: str) -> int | None:
-        """All rows, durable when it returns; how many, None if a run of this name has written them before."""
+        """Write all rows, durably; return how many, None if a run of this name has written them before."""
 
     def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:
-        """What writes each batch of a stream, durable when it is over."""
+        """Return the writer of a stream, which makes each batch durable."""
 
     def settle(self, run: str) -> None:
         """Finish the incomplete output of an abandoned run."""
@@ -79,7 +79,7 @@ class ToTopic:
             self._staging = self._options["staging"] = str(directory / "staging")
 
     def check(self) -> None:
-        """The topic is made, so that it is there also if no row comes."""
+        """Create the topic, so that it exists even without rows."""
         with open_place(self._address) as hw:
             _ = TopicTargets(hw, None)[self._options["topic"]]
 
@@ -232,7 +232,7 @@ def _check(name: str, type: DataType) -> None:
 
 
 def _encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: from rows to documents."""
+    """Encode rows as documents; runs in a task."""
     import pyarrow as pa
 
     for batch in batches:

@@ -62,7 +62,7 @@ def path_of(name: str) -> tuple[str, ...]:
 
 
 def reader(schema: StructType, mode: Mode = "permissive") -> FieldReader:
-    """What reads the fields that a schema names, which has no others. Raises Invalid for types that data cannot have.
+    """Return a reader of the fields that a schema names. Raises Invalid for types that data cannot have.
 
     With the mode `failfast`, an event whose data or field does not fit raises an error that names it.
     """
@@ -240,7 +240,7 @@ def _json(data: Any) -> list[Any]:
 
 
 def _bson(data: Any) -> list[Any]:
-    """The documents; None for what is none. All at once, if the length that each of them begins with is its own."""
+    """Return the documents, None for what is none: decoded at once if each begins with its own length."""
     found = codec()
     offsets, bytes_ = _buffers(data)
     lengths = np.diff(offsets)

@@ -39,7 +39,7 @@ _PLAIN |= dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), int)
 
 
 def converter(type: Any, unfit: Unfit) -> Convert:
-    """The function from a value that is not null to what `pa.array` takes for this type. Raises Invalid for others."""
+    """Return the function from a value to what `pa.array` takes for this type. Raises Invalid for other types."""
     types = pa.types
     for is_nested, make in ((types.is_struct, _struct), (types.is_list, _list), (types.is_map, _map)):
         if is_nested(type):
@@ -220,7 +220,7 @@ def _decimal(value: Any, precision: int, scale: int) -> Decimal | None:
 
 
 def _text(value: Any) -> str | None:
-    """Text as it is, and anything else as JSON: a field that has several kinds of values over time is text."""
+    """Return text as it is, and anything else as JSON: a field whose values have several types is text."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, dict | list | int | float | Decimal):
@@ -239,7 +239,7 @@ _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=_other).encode
 
 
 def _instant(value: Any, zoned: bool) -> int | None:
-    """Microseconds since 1970, of a time of BSON or a text in ISO 8601."""
+    """Return microseconds since 1970, of a time of BSON or a text in ISO 8601."""
     if isinstance(value, str):
         return _instant_of(value, zoned)
     if isinstance(value, datetime):
@@ -260,7 +260,7 @@ def _instant_of(text: str, zoned: bool) -> int | None:
 
 
 def instants(texts: Any, zoned: bool) -> Any:
-    """Texts in ISO 8601 as times; UTC where they have no zone. Raises ArrowInvalid where one is no such text."""
+    """Return texts in ISO 8601 as times; UTC where they have no zone. Raises ArrowInvalid for other texts."""
     type = pa.timestamp("us", "UTC") if zoned else pa.timestamp("us")
     try:
         return texts.cast(type)
@@ -291,7 +291,7 @@ def _date_of(text: str) -> int | None:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Bytes of BSON, or a text in base64."""
+    """Return the bytes of a BSON value, or of a text in base64."""
     if isinstance(value, bytes):
         return bytes(value)
     if isinstance(value, str):
