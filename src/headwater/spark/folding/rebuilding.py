@@ -171,7 +171,7 @@ def _telling(beside: Path, number: int) -> Iterator[Callable[[int], None]]:
 
 
 def _ignore(_: object) -> None:
-    """Ignore progress."""
+    """Ignore a result."""
 
 
 @contextlib.contextmanager
