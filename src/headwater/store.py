@@ -130,7 +130,7 @@ class Store:
 
     def _needs(self, place: str) -> Unsupported:
         return Unsupported(
-            f"this needs {place}, and {self.address} is {PLACES[self.backend.kind]}",
+            f"this needs {place}, but {self.address} is {PLACES[self.backend.kind]}",
             hint=f"run it where it can open {place}",
             code="verb_unsupported",
         )
@@ -455,7 +455,7 @@ class Store:
         """
         encoded = given.encode_key(key, self.backend.limits)
         if encoded is None:
-            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
+            raise Invalid("events without a key have no version", hint="give a key; the empty key is valid, too")
         found: int | None = self._require("version").version(topic, encoded, partition)
         return found
 

@@ -106,7 +106,7 @@ def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_
             hw.archive(f"objects://{tmp_path / 'elsewhere'}")
         assert (moved.value.code, hw.archive_url) == ("other_archive", url)
         for path in (tmp_path / "other", tmp_path / "data"):
-            with pytest.raises(Invalid, match="is a log"):
+            with pytest.raises(Invalid, match="contains a log"):
                 other.archive(str(path))
         with pytest.raises(NotFound):
             restore(str(tmp_path / "data"), tmp_path / "back")

@@ -592,7 +592,7 @@ def test_seek_goes_back_and_forth_and_drops_what_came_before(remote: Store, log:
         assert numbers(consumer) == list(range(20))
         consumer.seek(events[2].id, partition=0)
         assert numbers(consumer)[0] == 2
-        with pytest.raises(Invalid, match="behind the end"):
+        with pytest.raises(Invalid, match="beyond the end"):
             consumer.seek(21)
         with pytest.raises(Fenced):
             consumer.seek(0, partition=7)

@@ -286,7 +286,7 @@ def test_the_command_tells_what_fails_in_a_task(run: Run, data: str) -> None:
 def test_the_command_is_told_what_it_can_use(run: Run, data: str) -> None:
     assert "is not a known format" in run("sql", data, "SELECT 1", "--output", "x.txt", code=1).err
     assert "is not 'TABLE: FIELDS'" in run("sql", data, "SELECT 1", "--schema", "orders", code=2).err
-    assert "exclude each other" in run("sql", data, "SELECT 1", "--json", "--format", "csv", code=2).err
+    assert "mutually exclusive" in run("sql", data, "SELECT 1", "--json", "--format", "csv", code=2).err
 
 
 @pytest.mark.usefixtures("java_classes")

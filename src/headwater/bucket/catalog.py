@@ -65,7 +65,9 @@ class BucketCatalog:
         found = self._settings.read(SETTINGS)
         if found is None:
             raise NotFound(
-                f"{self._store.url} is not a log", hint="open it once without mode='existing'", code="not_a_log"
+                f"{self._store.url} is not a log",
+                hint="to create one, open it without mode='existing'",
+                code="not_a_log",
             )
         return found.record
 

@@ -43,7 +43,9 @@ def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -
             if not findings or meta == seen:
                 break
     except NotFound:
-        yield Finding(place.topic, place.partition, place.path(place.meta), 0, 0, "the record of the log is missing")
+        yield Finding(
+            place.topic, place.partition, place.path(place.meta), 0, 0, "the meta record of the log is missing"
+        )
         return
     except (Corrupt, Unsupported) as error:
         yield _of(place, place.meta, 0, error)
@@ -129,7 +131,7 @@ def _wrong(
     if link.nonce is not None and base == link.end and head.previous != link.nonce:
         yield "the object does not follow the one before it"
     if link.ticks is not None and head.previous_ticks < link.ticks:
-        yield "ticks do not grow from one object to the next"
+        yield "ticks do not increase from one object to the next"
     if head.size > left:
         yield "the object is cut off"
     if segment is not None and (head.ticks, head.previous_ticks) != (segment.ticks, segment.previous_ticks):
@@ -146,7 +148,7 @@ def _check_batches(
         batch.validate()
         if batch.base_ticks <= ticks:
             raise Corrupt(
-                f"the ticks of offset {batch.base_offset} do not grow", position=batch.position, size=batch.size
+                f"the ticks of offset {batch.base_offset} do not increase", position=batch.position, size=batch.size
             )
         if batch.flags & BLOB:
             id = head.blobs.get(str(batch.base_offset), "missing")

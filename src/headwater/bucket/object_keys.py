@@ -33,7 +33,7 @@ def _check(key: str, parts: list[str]) -> None:
         longest = max((len(part.encode()) for part in parts), default=0)
     except UnicodeEncodeError as error:
         raise Invalid(
-            f"{key!r} is not a valid object key", hint="it contains half of a surrogate pair", key=key
+            f"{key!r} is not a valid object key", hint="it contains an unpaired surrogate", key=key
         ) from error
     if size > KEY_BYTES_MAX or longest > PART_BYTES_MAX:
         raise TooLarge(

@@ -45,7 +45,7 @@ def _directory(url: str, clock: Clock, disk: Disk, limits: Limits) -> ObjectStor
     path = url.removeprefix("objects://")
     if not path.startswith("/") or "\0" in path:
         raise Invalid(
-            f"{url!r} names no directory", hint="write objects:// and an absolute path: objects:///a/directory"
+            f"{url!r} does not name a directory", hint="write objects:// and an absolute path: objects:///a/directory"
         )
     return DirectoryStore(Path(path), disk, clock, limits.lock_wait_s)
 
@@ -75,7 +75,7 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise Invalid(f"the address of the bucket is wrong: {error}", hint="write s3://bucket/prefix") from error
+        raise Invalid(f"the address of the bucket is not valid: {error}", hint="write s3://bucket/prefix") from error
     if not parts.netloc or port is not None or parts.fragment:
         raise Invalid(
             "the address of a bucket must be s3://bucket/prefix",

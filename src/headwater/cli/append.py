@@ -114,7 +114,7 @@ def append(
 
 def _check_use(values: Sequence[str], file: str | None, lines: bool) -> None:
     if bool(values) + (file is not None) + lines > 1:
-        raise click.UsageError("VALUE, --file and --lines exclude each other")
+        raise click.UsageError("VALUE, --file and --lines are mutually exclusive")
     if not values and file is None and not lines and show.is_terminal(sys.stdin):
         raise click.UsageError("nothing to append: give a VALUE, --file, or lines on stdin")
 
@@ -124,13 +124,13 @@ def _guard(
 ) -> dict[str, Any]:
     """Return the conditions of a request, as arguments of the library; it has them only if it is one request."""
     if (producer is None) != (seq is None):
-        raise click.UsageError("--producer and --seq belong together")
+        raise click.UsageError("--producer and --seq must be given together")
     if expect is None and producer is None:
         return {}
     if expect is not None and key is None:
         raise click.UsageError("--expect needs --key")
     if not once:
-        raise click.UsageError("--expect and --producer are for VALUEs and --file, not for lines")
+        raise click.UsageError("--expect and --producer cannot be used with lines")
     return {"expected_version": expect, "producer": None if producer is None else (producer, epoch, seq)}
 
 

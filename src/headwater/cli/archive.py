@@ -51,11 +51,11 @@ def archive(
 ) -> None:
     """Keep the finished segments of a log as Parquet files, in a directory or a bucket.
 
-    URL is a directory or s3://bucket/prefix; credentials come from the environment. The log remembers it, so it may be
-    left out later. From then on 'headwater retain' deletes only what is archived, and reads go on in the archive where
-    the local disk has dropped the beginning. Without --once it archives segments as they are finished, by any process,
-    until Ctrl-C or SIGTERM. Spark, DuckDB and Polars read the files as tables. 'headwater restore' brings a log back,
-    'headwater check URL' verifies it.
+    URL is a directory or s3://bucket/prefix; credentials come from the environment. The log remembers it, so you can
+    omit it later. From then on, 'headwater retain' deletes only archived segments, and reads of deleted events continue
+    in the archive. Without --once, archives each segment when it is finished, by any process, until Ctrl-C or SIGTERM.
+    Spark, DuckDB and Polars read the files as tables. 'headwater restore' restores a log, 'headwater check URL'
+    verifies the archive.
 
     With --on spark, the same files are written in parallel, and DATA may also be a bucket or a server.
     """

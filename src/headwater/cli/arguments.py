@@ -47,7 +47,7 @@ class NaturalType(Kind):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if not isinstance(value, int) and not value.isdecimal():
-            self.fail(f"{value!r} is not a number from 0", param, ctx)
+            self.fail(f"{value!r} is not a whole number of 0 or more", param, ctx)
         return int(value)
 
 

@@ -207,7 +207,7 @@ def _asked_password(ctx: click.Context, ask: bool, from_stdin: bool) -> Password
     from headwater.server.users import Password
 
     if ask and from_stdin:
-        raise click.UsageError("--password and --password-stdin exclude each other", ctx)
+        raise click.UsageError("--password and --password-stdin are mutually exclusive", ctx)
     if not ask and not from_stdin:
         return None
     if ask:

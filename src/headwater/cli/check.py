@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_json: bool) -> None:
     """Read every byte and verify every checksum.
 
-    Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. Events
-    that a repair has cut out are noted with their offsets, and not counted; they are no damage any more. What is
-    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself.
+    Changes nothing. If something is damaged, prints the exact range of bytes, and the exit code is 1. Events that a
+    repair removed are listed with their offsets, but do not count as damage. The archive of a log is verified only with
+    --archive, because all of it must be fetched; or give the address of the archive itself.
     """
     reports: dict[str, CheckReport] = {}
     with ProgressLine("checking", as_bytes=True, patience_s=0.3) as waiting:

@@ -395,8 +395,8 @@ class LogConsumer(Iterator[Event]):
                 cursor = holding.cursor_after(offsets)
             if cursor <= max(offsets):
                 raise Invalid(
-                    f"partition {partition}: offset {cursor} comes before {max(offsets)}, and is not acked",
-                    hint="a transaction acks events in the order in which they came",
+                    f"partition {partition}: offset {cursor} comes before {max(offsets)} and is not acked",
+                    hint="a transaction must ack events in the order of delivery",
                     code="ack_order",
                 )
             if cursor > holding.log.state().secured_offset:
@@ -585,8 +585,8 @@ class LogConsumer(Iterator[Event]):
     def _read(self, holding: DeliveryLedger) -> list[Event]:
         if len(holding.waiting) >= self._limits.unacked_max:
             raise Unavailable(
-                f"{len(holding.waiting)} events of partition {holding.partition} were handed out and not acked",
-                hint="ack what was handled, or raise unacked_max",
+                f"{len(holding.waiting)} events of partition {holding.partition} are delivered but not acked",
+                hint="ack the events that were handled, or raise unacked_max",
                 code="too_many_unacked",
             )
         events, gone, lost = holding.read(self._selection, load=self.loads)
@@ -597,7 +597,7 @@ class LogConsumer(Iterator[Event]):
                 self._member.stir()
         if gone:
             where = f"topic {self.topic!r}, partition {holding.partition}"
-            _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
+            _log.warning("consumer %r: %d events of %s are gone; it continues after them", self.name, gone, where)
         return events or (self._read(holding) if gone else [])
 
     def _all_ends(self) -> dict[int, int]:
@@ -659,7 +659,9 @@ class LogConsumer(Iterator[Event]):
 
     def _verify(self, event: Event) -> None:
         if event.topic != self.topic:
-            raise Invalid(f"the event is of topic {event.topic!r}, and consumer {self.name!r} reads {self.topic!r}")
+            raise Invalid(
+                f"the event belongs to topic {event.topic!r}, but consumer {self.name!r} reads {self.topic!r}"
+            )
         self._verify_partition(event.partition, event.offset)
 
     def _verify_partition(self, partition: int, offset: int) -> None:
@@ -676,7 +678,7 @@ def place(log: Log, at: Position, logs: int) -> int:
     offset, state = resolve(log, at, logs), log.state()
     if offset > state.visible_offset:
         raise Invalid(
-            f"{log.place}: offset {offset} is behind the end, {state.visible_offset}", code="offset_behind_end"
+            f"{log.place}: offset {offset} is beyond the end, {state.visible_offset}", code="offset_behind_end"
         )
     if offset > state.secured_offset:
         log.sync()

@@ -96,7 +96,7 @@ def _check_segment(
     """Yield what is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
     path = place.segment(segment.base)
     if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
-        yield _finding(place, path, 40, 8, "ticks do not grow from one segment to the next")
+        yield _finding(place, path, 40, 8, "ticks do not increase from one segment to the next")
     for hole in walked.holes:
         yield _finding(place, path, hole.start, hole.end - hole.start, hole.problem)
     yield from lost_findings(place, path, walked)
@@ -186,7 +186,7 @@ def _verified(window: SegmentWindow, position: int, found: Walk, place: LogDirec
     batch = next(window.batches(position, found.end_offset))
     batch.validate()
     if batch.base_ticks <= found.last_ticks:
-        raise Corrupt(f"the ticks of offset {batch.base_offset} do not grow")
+        raise Corrupt(f"the ticks of offset {batch.base_offset} do not increase")
     if batch.flags & BLOB:
         path = Path(batch.path).with_suffix(".blobs") / file_of(batch.base_offset, "blob")
         for _ in StoredBlob(place, path, batch.blob_reference()).chunks():

@@ -689,7 +689,7 @@ class LogWriter:
 
     def _accepted(self) -> None:
         self._refused = False
-        log.warning("%s is not frozen any more, and takes appends", self._place)
+        log.warning("%s is no longer frozen and accepts appends", self._place)
 
     def _settle_blob(self, spooled: Path, offset: int, slot: TailSlot) -> None:
         """Move a spooled blob to its offset in the active segment, before the batch that names it is written."""

@@ -217,7 +217,7 @@ def to_bson(raw: bytes) -> bytes:
     try:
         document = json_util.loads(raw.decode())
         if not isinstance(document, dict):
-            raise TypeError("a document is an object")
+            raise TypeError("a document must be an object")
         encoded: bytes = bson.encode(document)
     except (bson.errors.BSONError, TypeError, OverflowError) as error:
         raise ValueError(str(error)) from error
@@ -236,5 +236,5 @@ def _codec() -> tuple[Any, Any]:
         import bson
         from bson import json_util
     except ImportError as error:
-        raise Unsupported("BSON needs its codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("BSON needs pymongo", hint="pip install 'headwater[bson]'") from error
     return bson, json_util

@@ -39,7 +39,7 @@ def utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it contains half of a surrogate pair") from error
+        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it contains an unpaired surrogate") from error
 
 
 def log_uuid(topic_uuid: UUID, partition: int) -> bytes:

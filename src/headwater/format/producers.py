@@ -95,5 +95,5 @@ def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, Produc
     except (struct.error, UnicodeDecodeError) as error:
         raise Corrupt(f"a snapshot of producers does not parse: {error}", position=0, size=len(stored)) from error
     if at != len(stored):
-        raise Corrupt("a snapshot of producers has bytes behind its end", position=at, size=len(stored) - at)
+        raise Corrupt("a snapshot of producers has bytes after its end", position=at, size=len(stored) - at)
     return known

@@ -122,7 +122,7 @@ def decode(stored: bytes, asked: Sequence[LogRequest]) -> ReplicationResponse:
         data.append(view[at : at + share.size])
         at += share.size
     if at != len(stored):
-        raise _damaged("a response has bytes behind its end", stored)
+        raise _damaged("a response has bytes after its end", stored)
     return ReplicationResponse(told.ticks, told.shares, data)
 
 

@@ -63,7 +63,7 @@ class DirectoryArchive:
         except Corrupt as error:
             raise Corrupt(
                 f"{self._path}: {error.facts.get('reason') or error.message}",
-                hint="name the archive again: headwater archive DATA URL",
+                hint="set the archive again: headwater archive DATA URL",
                 path=str(self._path),
                 position=error.position,
                 size=error.size,
@@ -94,7 +94,7 @@ class DirectoryArchive:
         if there is not None and there != opened.store.url:
             raise Conflict(
                 f"the archive of {self._path.parent} is {known}, not {url}",
-                hint="what was dropped here is only there; leave out the URL to go on with it",
+                hint="events deleted here may exist only in that archive; omit the URL to continue with it",
                 code="other_archive",
                 url=known,
             )

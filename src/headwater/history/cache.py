@@ -171,7 +171,7 @@ class ArchiveCache:
             yield
         except OSError as error:
             raise Unavailable(
-                f"what is fetched from the archive cannot be kept in {self.path}: {error.strerror or error}",
+                f"the archive cache {self.path} cannot be written: {error.strerror or error}",
                 hint="is there space, and is the directory writable for this user?",
                 code="archive_cache",
             ) from error

@@ -38,7 +38,7 @@ def check(
         for part in log.parts:
             yield from _check_part(archive, log, part, counts, advance)
     for each in archive.unnamed(topic):
-        what = "no manifest names this object: an archiver was stopped before it was done, or is at work"
+        what = "no manifest names this object: an archiver is running, or was stopped before it finished"
         yield Finding(topic.name, each.partition, f"{archive.store.url}/{each.key}", 0, 0, what, damage=False)
 
 
@@ -48,7 +48,9 @@ def missing(
     """Yield what a log directory knows to be in its archive, and is not: it may have dropped that."""
     for part in known.parts if known is not None else ():
         if manifest.at(part.start) != part:
-            problem = f"offsets {part.start} to {part.end - 1} were archived, and {archive.store.url} has them no more"
+            problem = (
+                f"offsets {part.start} to {part.end - 1} were archived, but {archive.store.url} no longer has them"
+            )
             yield Finding(place.topic, place.partition, str(place.archived), 0, 0, problem)
 
 
@@ -73,7 +75,7 @@ def _check_part(
     where = files.where_is(store, log, part.file)
     for lo, hi in part.lost:
         counts.lost += hi - lo
-        problem = f"offsets {lo} to {hi - 1} were lost before they were archived: repair cut them"
+        problem = f"offsets {lo} to {hi - 1} were lost before they were archived: repair removed them"
         yield Finding(log.topic, log.partition, where, 0, 0, problem, damage=False)
 
 
@@ -92,7 +94,7 @@ def _check_file(
     if file is part.file:
         _check_rows(path, log, part, where, summary, counts)
     elif file is part.index and path.read_bytes() != summary.index(part.start, part.end, part.first_ticks).encode():
-        raise damaged("it does not list the keys and types of its file", where, file.bytes)
+        raise damaged("it does not match the keys and types of its file", where, file.bytes)
 
 
 def _check_rows(
@@ -107,9 +109,9 @@ def _check_rows(
         offsets, all_ticks = (np.asarray(rows.column(name)) for name in ("offset", "ticks"))
         problem = _problem(rows, log, offsets, all_ticks, beside)
         if offsets[0] <= offset or (np.diff(offsets) <= 0).any() or offsets[-1] >= part.end:
-            problem = "its offsets are not in order, or not those that it should have"
+            problem = "its offsets are out of order, or not those in its manifest"
         elif all_ticks[0] <= ticks or (np.diff(all_ticks) <= 0).any():
-            problem = "its ticks do not grow"
+            problem = "its ticks do not increase"
         elif any(((offsets >= lo) & (offsets < hi)).any() for lo, hi in part.lost):
             problem = "it has events that its manifest says are lost"
         if problem:
@@ -117,14 +119,14 @@ def _check_rows(
         first = first or int(all_ticks[0])
         offset, ticks = int(offsets[-1]), int(all_ticks[-1])
     if part.rows and (first, ticks) != (part.first_ticks, part.last_ticks):
-        raise damaged("its first and last event are not those of its manifest", where, part.file.bytes)
+        raise damaged("its first and last event differ from its manifest", where, part.file.bytes)
 
 
 def _problem(rows: pa.RecordBatch, log: HistoryManifest, offsets: Any, ticks: Any, beside: set[int]) -> str:
     """Return what is wrong with rows, each by itself; empty if nothing is."""
     times = np.asarray(rows.column("time").view(arrow.pyarrow().int64()))
     if not (times == (ticks - UNIX_EPOCH_TICKS) // 10).all():
-        return "its times are not those of its ticks"
+        return "its times do not match its ticks"
     own = {"topic": log.topic, "partition": log.partition}
     if any(rows.column(name).unique().to_pylist() != [own[name]] for name in _ALIKE):
         return "it has rows of another log"

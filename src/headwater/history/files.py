@@ -57,7 +57,7 @@ def rows(path: Path, part: HistoryFile, where: str) -> Iterator[pa.RecordBatch]:
         with parquet().ParquetFile(path, page_checksum_verification=True) as file:
             has = {field.name: field.type for field in file.schema_arrow}
             if any(has.get(field.name) != field.type for field in columns) or file.metadata.num_rows != part.rows:
-                raise damaged("it has other columns or rows than its manifest says", where, part.file.bytes)
+                raise damaged("its columns or rows differ from its manifest", where, part.file.bytes)
             for number in range(file.num_row_groups):  # one is held in memory at a time
                 for batch in file.iter_batches(ROWS, row_groups=[number], columns=columns.names):
                     if batch.num_rows:

@@ -59,7 +59,7 @@ class HistoryStore:
         if found is None:
             raise NotFound(
                 f"{self.store.url} is not an archive",
-                hint="is the address right? headwater archive DATA URL makes one",
+                hint="check the address; 'headwater archive DATA URL' creates an archive",
                 code="not_an_archive",
             )
         return found.uuid
@@ -67,7 +67,7 @@ class HistoryStore:
     def begin(self, uuid: str) -> None:
         """Make the place the archive of a log (its uuid), durably. Raises Conflict if it belongs to another one."""
         if self._is_log():
-            raise Invalid(f"{self.store.url} is a log, not a place for an archive", hint="name another place")
+            raise Invalid(f"{self.store.url} contains a log, so it cannot hold an archive", hint="use another location")
         probe(self.store, self._clock)
         found = self._root()
         if found is None and self._roots.create(format.ROOT, ArchiveRoot(uuid, format.FORM)) is None:
@@ -75,7 +75,7 @@ class HistoryStore:
         if found is not None and found.uuid != uuid:
             raise Conflict(
                 f"{self.store.url} is the archive of another log, with the uuid {found.uuid}",
-                hint="give each log a place of its own, as in s3://bucket/archive-of-this",
+                hint="use a separate location for each log, such as s3://bucket/archive-of-shop",
                 code="archive_of_another",
                 uuid=found.uuid,
             )
@@ -101,7 +101,7 @@ class HistoryStore:
         found = self._topics.read(key)
         if found is not None and format.topic_key(found.record.name) != key:
             where = f"{self.store.url}/{key}"
-            raise Corrupt(f"{where} is of topic {found.record.name!r}", path=where, position=0, size=0)
+            raise Corrupt(f"{where} belongs to topic {found.record.name!r}", path=where, position=0, size=0)
         return None if found is None else found.record
 
     def tell(self, topic: TopicRecord) -> None:

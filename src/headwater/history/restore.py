@@ -145,8 +145,8 @@ def _check_reach(place: LogDirectory, manifest: HistoryManifest, bound: SegmentE
     start, end = max(manifest.start, 0), max(manifest.end, 0)
     if bound.offset is not None and not start <= bound.offset <= end:
         raise Invalid(
-            f"{place}: the archive has the offsets from {start} to before {end}, so it cannot end at {bound.offset}",
-            hint="leave it out to restore all that is archived",
+            f"{place}: offset {bound.offset} is not archived: the archive begins at {start} and ends before {end}",
+            hint="omit the offset to restore everything in the archive",
             code="not_archived",
             start=start,
             end=end,

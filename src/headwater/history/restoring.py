@@ -52,7 +52,7 @@ def restore(
     """
     disk, clock, path = disk or Disk(), clock or Clock(), path.absolute()
     if isinstance(to, int) and topic is None:
-        raise Invalid("an offset is that of a topic", hint="give its topic, or a time", code="topic_needed")
+        raise Invalid("an offset needs a topic", hint="give the topic, or a time", code="topic_needed")
     check_free(path, disk)
     archive = open_history(url, clock=clock, disk=disk, limits=limits)
     building = building_at(path)
@@ -122,8 +122,8 @@ def end_of(topic: TopicRecord, number: int, partition: int | None, to: int | dat
         return SegmentEnd()
     if partition is None and topic.partitions > 1:
         raise Invalid(
-            f"topic {topic.name!r} has {topic.partitions} partitions, and an offset is that of one",
-            hint="give its partition, or a time",
+            f"topic {topic.name!r} has {topic.partitions} partitions, and an offset applies to only one of them",
+            hint="give the partition, or a time",
             code="partition_needed",
         )
     if partition is not None and not 0 <= partition < topic.partitions:
@@ -135,7 +135,7 @@ def check_free(path: Path, disk: Disk) -> None:
     """Raise Invalid if something is there."""
     there = disk.inode(path) is not None
     if there and (disk.entries(path) or not S_ISDIR(disk.status(path).st_mode)):
-        raise Invalid(f"{path} is there already", hint="name a new directory, or one that is empty", code="not_empty")
+        raise Invalid(f"{path} already exists", hint="use a new or empty directory", code="not_empty")
 
 
 def building_at(path: Path) -> Path:
@@ -155,7 +155,7 @@ def _finishing(path: Path, uuid: str, topics: list[TopicRecord], disk: Disk, clo
             _settle(building, topics, uuid, disk)
             _give_name(building, path, disk)
     except FileNotFoundError as error:
-        raise NotFound(f"{path.parent} is not there", hint="make that directory first") from error
+        raise NotFound(f"{path.parent} does not exist", hint="create that directory first") from error
     except OSError as error:
         raise _failed(path, error) from error
 
@@ -182,7 +182,7 @@ def _failed(path: Path, error: OSError) -> Unavailable:
     full = error.errno in FULL
     return Unavailable(
         f"{path} cannot be restored: {error.strerror or error}",
-        hint="free some space, and call it again: it goes on" if full else "call it again: it goes on",
+        hint="free some space, then restore again: it continues" if full else "restore again: it continues",
         code="disk_full" if full else "disk_failed",
         errno=error.errno,
     )

@@ -28,7 +28,7 @@ def pieces_of(disk: Disk, fd: int, size: int, pause: Callable[[], None] = lambda
         pause()
         piece = disk.pread(fd, min(PIECE_BYTES, size - position), position)
         if not piece:
-            raise Corrupt("a file became shorter while it was archived", position=position, size=size - position)
+            raise Corrupt("a file became shorter while it was being archived", position=position, size=size - position)
         yield piece
         position += len(piece)
 
@@ -61,7 +61,10 @@ def _unchanged(pieces: Iterable[bytes], file: ArchivedFile) -> Iterator[bytes]:
         yield piece
     if digest.hexdigest() != file.sha256 or size != file.bytes:
         raise Corrupt(
-            f"{file.name} did not read the same twice", hint="look at the disk: headwater check", position=0, size=0
+            f"{file.name} changed while it was being archived",
+            hint="check the disk, then run 'headwater check'",
+            position=0,
+            size=0,
         )
 
 
@@ -86,7 +89,7 @@ def download(
         digest.update(piece)
         yield bytes(piece)
     if digest.hexdigest() != file.sha256:
-        raise damaged("its bytes are not those that were archived", where, file.bytes)
+        raise damaged("its bytes are not the ones that were archived", where, file.bytes)
 
 
 def _ranges(store: ObjectStore, key: str, size: int) -> Iterator[memoryview | None]:
@@ -131,7 +134,7 @@ def damaged(problem: str, where: str, size: int, position: int = 0) -> Corrupt:
     """Return the error for an object that is not what was archived."""
     return Corrupt(
         f"{where}: {problem}",
-        hint="'headwater check' on the address of the archive lists all that is damaged",
+        hint="'headwater check' with the address of the archive lists all damage",
         code="archive_damaged",
         path=where,
         position=position,

@@ -174,7 +174,7 @@ class _FileWriter:
         ticks = batch.ticks()
         offset = batch.end_offset - len(batch)
         if batch.log.node != self._log.node:
-            raise Conflict(f"topic {self._log.topic!r} was deleted and made again while it was archived")
+            raise Conflict(f"topic {self._log.topic!r} was deleted and recreated while it was being archived")
         if offset < self._next or int(ticks[0]) <= self._reached:
             raise Corrupt(f"{self}: offset {offset} is out of order")
         if offset > self._next:
@@ -217,7 +217,7 @@ class _FileWriter:
             found = [_fingerprint(file.read_row_group(number)) for number in range(file.num_row_groups)]
         if found != self._fingerprints:
             raise Corrupt(
-                f"{self}: a Parquet file does not read as it was written",
+                f"{self}: a Parquet file does not read back as it was written",
                 hint="check the memory and the disk of the machine that wrote it",
                 code="not_as_written",
             )

@@ -22,7 +22,7 @@ def deleted(place: NamedLog) -> NotFound:
 def offset_gone(place: NamedLog, offset: int, oldest: int) -> NotFound:
     """Retention has deleted the event."""
     return NotFound(
-        f"{place}: offset {offset} is gone, the oldest is {oldest}",
+        f"{place}: offset {offset} is gone; the oldest is {oldest}",
         hint="read from start='earliest'",
         code="offset_gone",
         oldest=oldest,

@@ -16,7 +16,7 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
     """Raise Invalid, or TooLarge, for what cannot be a topic."""
     checked_name(name, limits)
     if not 1 <= partitions <= PARTITIONS_MAX:
-        raise Invalid(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
+        raise Invalid(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
     if chosen.data_bytes_max > DATA_BYTES_CEILING:
         raise TooLarge(
             f"data_bytes_max is {chosen.data_bytes_max}; the maximum is {DATA_BYTES_CEILING}",

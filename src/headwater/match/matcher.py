@@ -162,7 +162,7 @@ def _bson_decoder() -> Callable[[bytes], Any]:
     try:
         import bson
     except ImportError as error:
-        raise Unsupported("matching BSON needs its codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("matching BSON needs pymongo", hint="pip install 'headwater[bson]'") from error
     # Dates beyond the years of Python stay numbers, so that one of them does not hide a document.
     options: Any = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_AUTO)
 

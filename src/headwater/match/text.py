@@ -55,7 +55,7 @@ def extended(value: Mapping[str, Any]) -> Any:
     try:
         from bson import json_util
     except ImportError as error:
-        raise Unsupported("values of BSON need its codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("BSON values need pymongo", hint="pip install 'headwater[bson]'") from error
     name = next(iter(value))
     options = json_util.JSONOptions(tz_aware=True)
     try:

@@ -96,7 +96,7 @@ class RemoteTransaction:
         self._check()
         request = Append.of(topic, data, self._limits, **options)
         if not isinstance(request.data, bytes):
-            raise Invalid("a transaction takes no stream", hint="append it first, then append a reference to it")
+            raise Invalid("a transaction cannot append a stream", hint="append it first, then append a reference to it")
         self._grow(len(request.data) + len(request.key or b"") + len(request.meta or b""))
         append: dict[str, Any] = {
             "topic": topic,

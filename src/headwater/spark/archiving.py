@@ -281,8 +281,8 @@ def look_at_archive(hw: Store, store: HistoryStore, topic: TopicRecord) -> tuple
 def other_topic(store: HistoryStore, name: str) -> Conflict:
     """Return the error for an archive of an earlier topic of this name."""
     return Conflict(
-        f"{store.store.url} has another topic {name!r}, which was deleted in the log and made again",
-        hint="archive this one to another place, or move the folders of the old one away",
+        f"{store.store.url} has another topic {name!r}, which was deleted in the log and recreated",
+        hint="archive this one to a new location, or move the old one's folders away",
         code="archive_diverged",
     )
 
@@ -294,8 +294,8 @@ def _check(hw: Store, there: PartitionInfo, manifest: HistoryManifest) -> None:
     last = manifest.end - 1
     if there.start > manifest.end:
         raise NotFound(
-            f"{log}: the archive ends at offset {manifest.end}, and retention has deleted all before {there.start}",
-            hint="archive to another place, and more often than retention deletes",
+            f"{log}: the archive ends at offset {manifest.end}, but retention has deleted up to {there.start}",
+            hint="archive to a new location, and archive more often than retention deletes",
             code="offset_gone",
             oldest=there.start,
         )
@@ -307,6 +307,6 @@ def _check(hw: Store, there: PartitionInfo, manifest: HistoryManifest) -> None:
     if diverged:
         raise Conflict(
             f"{log}: the archive has other events at offset {last}",
-            hint="the log was restored, or changed, behind its archive; archive it to another place",
+            hint="the log was restored or changed after it was archived; archive it to a new location",
             code="archive_diverged",
         )

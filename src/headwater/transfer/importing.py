@@ -95,7 +95,7 @@ class ImportSink:
                 continue
             topic = self._topic if self._topic is not None else named
             if topic is None:
-                raise Invalid("the file does not name the topic of its events", hint="name the topic")
+                raise Invalid("the file does not name the topic of its events", hint="give the topic to import to")
             place = ImportTarget(self._log, topic, content, self._partition)
             self._append_run(place, run.part(skipped, len(run)) if skipped else run)
 

@@ -291,7 +291,7 @@ class App:
 def _name(given: str | None, code: Callable[..., Any]) -> str:
     name = given if given is not None else getattr(code, "__name__", "")
     if not name or name == "<lambda>":
-        raise Invalid("a function without a name needs one", hint="give name=")
+        raise Invalid("the function has no name", hint="give name=")
     if len(names.directory_of(name)) > VIEW_NAME_BYTES_MAX:
         raise TooLarge(f"the name {name!r} is too long", limit="view_name_bytes_max", maximum=VIEW_NAME_BYTES_MAX)
     return name
