@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain as chained
 
+from headwater.backoff import Backoff
 from headwater.bucket.chain import Chain, Tip
+from headwater.bucket.meta import packed_in
 from headwater.bucket.object_place import ObjectPlace
-from headwater.bucket.packed import packed_in
-from headwater.bucket.retries import Backoff
 from headwater.disk.latch import Latch
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.format import object as format

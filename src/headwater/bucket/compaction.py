@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.bucket.chain import ObjectCache
 from headwater.bucket.meta import Knowledge, Meta, ObjectSegment, Point
-from headwater.bucket.object_cache import ObjectCache
 from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.object_store import ObjectEntry
 from headwater.errors import Corrupt

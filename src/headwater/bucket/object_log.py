@@ -12,9 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from headwater.bucket.appender import Appender, Unit
-from headwater.bucket.chain import Chain
+from headwater.bucket.chain import Chain, ObjectCache
 from headwater.bucket.object_blobs import ObjectBlob, ObjectSpool
-from headwater.bucket.object_cache import ObjectCache
 from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.object_reader import MissingObject, ObjectCursor, ObjectReader, TypeTest
 from headwater.disk.open_files import open_files

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import structs
 
-from headwater.bucket.endpoints import is_plain
+from headwater.bucket.opening import is_plain
 from headwater.consumers.coordinator import CursorRecord, CursorVersion, Sign
 from headwater.disk.disk import Clock
 from headwater.errors import Denied, Invalid, NotFound, Unavailable, Unsupported
