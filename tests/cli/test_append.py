@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.cli.lines import read_lines
+from headwater.cli.append import read_lines
 from tests.cli.conftest import Run
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from headwater.cli import show
-from headwater.cli.app import command
-from headwater.cli.arguments import complete_topic, data_argument, json_option
+from headwater.cli.app import command, on_signals
+from headwater.cli.arguments import Cluster, complete_topic, data_argument, json_option, spark_options
 from headwater.cli.opening import open_log, tell_workers
-from headwater.cli.progress import ProgressLine
-from headwater.cli.spark_options import Cluster, spark_options
+from headwater.cli.show import ProgressLine
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -112,18 +109,11 @@ def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> 
 
 
 def _run(archiver: Archiver, stopping: threading.Event, seal: bool, as_json: bool) -> None:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
     reporter = _Reporter(archiver, as_json)
-    try:
+    with on_signals(stopping.set):
         if not as_json:
             show.note(f"archiving to {show.printable(archiver.url)}; press Ctrl-C to stop")
         archiver.run(reporter.archived, reporter.failed, seal=seal)
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 class _Reporter:

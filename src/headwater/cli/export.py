@@ -13,6 +13,7 @@ from headwater.cli.arguments import (
     SizeType,
     complete_topic,
     data_argument,
+    format_option,
     json_option,
     key_option,
     match_option,
@@ -21,8 +22,7 @@ from headwater.cli.arguments import (
     type_pattern_option,
 )
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
-from headwater.cli.transfer import Summary, format_option
+from headwater.cli.show import ProgressLine, Summary
 from headwater.position import Position
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import NaturalType, complete_topic, data_argument, json_option
+from headwater.cli.arguments import NaturalType, complete_topic, data_argument, format_option, json_option
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
-from headwater.cli.transfer import Summary, format_option
+from headwater.cli.show import ProgressLine, Summary
 
 if TYPE_CHECKING:
     from headwater.event import Content
@@ -110,4 +109,4 @@ def import_(
             report=found.append,
         )
     where = "in the topics that they name" if topic is None else f"in topic {show.printable(topic)}"
-    summary.print(events, done if file == "-" else source.stat().st_size, where, found=found[0] if found else None)
+    summary.print(events, done if file == "-" else source.stat().st_size, where, puro=found[0] if found else None)

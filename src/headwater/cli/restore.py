@@ -11,7 +11,7 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import NaturalType, PositionType, complete_directory, json_option
 from headwater.cli.opening import directory_of
-from headwater.cli.progress import ProgressLine
+from headwater.cli.show import ProgressLine
 
 COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
 

@@ -10,9 +10,8 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import NaturalType, data_argument, json_option
+from headwater.cli.arguments import Cluster, NaturalType, data_argument, json_option, spark_options
 from headwater.cli.opening import tell_workers
-from headwater.cli.spark_options import Cluster, spark_options
 from headwater.errors import Invalid
 
 if TYPE_CHECKING:
