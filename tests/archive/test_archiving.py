@@ -19,9 +19,9 @@ from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable, 
 from headwater.format.history import file_key
 from headwater.format.segment import HEADER_BYTES, decode
 from headwater.history import writing
-from headwater.history.archive_check import check_archive_at, check_archive_of
 from headwater.history.archiver import archiver_of
-from headwater.history.restoring import restore
+from headwater.history.check import check_archive_at, check_archive_of
+from headwater.history.restore import restore
 from headwater.store import Store
 from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for

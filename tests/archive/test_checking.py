@@ -14,7 +14,7 @@ import pytest
 
 from headwater.errors import NotFound
 from headwater.history import writing
-from headwater.history.archive_check import check_archive_at, check_archive_of
+from headwater.history.check import check_archive_at, check_archive_of
 from tests.archive.logs import fill, open_engine
 from tests.archive.tables import edit, files
 

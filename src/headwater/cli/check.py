@@ -42,7 +42,7 @@ def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_js
     with ProgressLine("checking", as_bytes=True, patience_s=0.3) as waiting:
         at_archive = _is_archive(data)
         if at_archive:
-            from headwater.history.archive_check import check_archive_at
+            from headwater.history.check import check_archive_at
 
             reports[data] = check_archive_at(data, topic, progress=waiting.update)
         else:
@@ -73,7 +73,7 @@ def _is_archive(data: str) -> bool:
 
 def _checked_archive(hw: Store, topic: str | None, waiting: ProgressLine) -> CheckReport:
 
-    from headwater.history.archive_check import check_archive_of
+    from headwater.history.check import check_archive_of
 
     return check_archive_of(hw.directory, topic, waiting.update)
 

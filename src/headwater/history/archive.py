@@ -26,9 +26,9 @@ from headwater.format.arrow import pyarrow
 from headwater.format.history import ArchiveAddress, HistoryManifest
 from headwater.format.settings import TopicRecord
 from headwater.history.cache import ArchiveCache
+from headwater.history.files import reaching
 from headwater.history.reader import ArchiveReader
 from headwater.history.records import HistoryStore, url_of
-from headwater.history.transfer import reaching
 from headwater.limits import Limits
 
 SETTINGS_FILE = "archive.json"

@@ -31,8 +31,8 @@ from headwater.format import producers
 from headwater.format.events import EventBatch
 from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.settings import TopicRecord
+from headwater.history.files import reaching
 from headwater.history.records import HistoryStore
-from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
 from headwater.info import ArchivedRange
 from headwater.limits import Limits

@@ -105,7 +105,7 @@ class HistoryStore:
         return None if found is None else found.record
 
     def tell(self, topic: TopicRecord) -> None:
-        """Store a topic as it is now, durably. One that was deleted and made again takes the place of the old one."""
+        """Store a topic as it is now, durably. A recreated topic replaces the deleted one of its name."""
         key = format.topic_key(topic.name)
         while True:
             found = self._topics.read(key)
@@ -176,7 +176,7 @@ class HistoryStore:
         return found.record
 
     def _is_log(self) -> bool:
-        """Tell whether a log is there: it may have a file of the same name as an archive of an earlier version."""
+        """Return whether it is a log, which may have a file of the same name as an archive of an earlier version."""
         return self.store.get(LOG_ROOT) is not None
 
     def _found(self, topic: TopicRecord, partition: int) -> RecordVersion[HistoryManifest] | None:
@@ -191,20 +191,20 @@ class HistoryStore:
 
 
 def url_of(address: str) -> str:
-    """Return the address of the object store at an address: a path is that of a directory, from here."""
+    """Return the address of the object store: a path becomes that of a directory, relative to the working directory."""
     return f"objects://{os.path.abspath(address)}" if is_directory(address) else address
 
 
 def open_history(
     address: str, *, clock: Clock | None = None, disk: Disk | None = None, limits: Limits = DEFAULTS
 ) -> HistoryStore:
-    """Open the archive at an address. Nothing is requested yet, and nothing made."""
+    """Open the archive at an address. Nothing is requested or created yet."""
     clock = clock or Clock()
     return HistoryStore(open_store(url_of(address), clock=clock, disk=disk or Disk(), limits=limits), clock)
 
 
 def is_archive(address: str) -> bool:
-    """Tell whether an archive, of any form, is at an address of an object store or a directory."""
+    """Return whether an archive, of any form, is at an address of an object store or a directory."""
     with contextlib.closing(open_history(address)) as archive:
         try:
             archive.owner()

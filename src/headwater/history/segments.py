@@ -27,7 +27,7 @@ from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.names import file_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.history import files
-from headwater.history.transfer import damaged
+from headwater.history.files import damaged
 from headwater.limits import DATA_BYTES_CEILING
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ deletes events because they are archived. The index object beside a file holds t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -31,7 +30,7 @@ from headwater.format.history import COLUMNS, ArchivedBlob, ArchivedFile, Histor
 from headwater.format.index import Index
 from headwater.format.keyhash import U32, key_hashes
 from headwater.format.losses import Ranges
-from headwater.history.transfer import pieces_of, upload
+from headwater.history.files import parquet, pieces_of, upload
 from headwater.limits import BLOB_CHUNK_BYTES, COLUMN_DATA_BYTES_MAX, MIB
 
 if TYPE_CHECKING:
@@ -46,12 +45,6 @@ _DELTAS = {"offset": "DELTA_BINARY_PACKED", "ticks": "DELTA_BINARY_PACKED", "tim
 _ENCODINGS = {**_DELTAS, "id": "DELTA_BYTE_ARRAY"}
 
 Pause = Callable[[], None]
-
-
-def parquet() -> Any:
-    """Return the module, imported where it is first needed."""
-    arrow.pyarrow()
-    return importlib.import_module("pyarrow.parquet")
 
 
 def write_files(

@@ -21,8 +21,8 @@ from headwater.errors import Conflict, HeadwaterError, NotFound
 from headwater.format.history import HistoryFile, HistoryManifest, nothing
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.history.archiver import ArchiveTask, archiver_of, result
+from headwater.history.files import reaching
 from headwater.history.records import HistoryStore, open_history, url_of
-from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
 from headwater.info import ArchivedRange, PartitionInfo, TopicInfo
 from headwater.limits import MIB
