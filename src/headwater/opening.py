@@ -172,7 +172,7 @@ def _open_server(address: str, durability: Durability, limits: Limits, options: 
     from headwater.remote.remote import Remote
     from headwater.remote.server_address import Credentials, ServerAddress, tls_context
     from headwater.remote.transport import Transport
-    from headwater.replication.remote_source import RemoteSource
+    from headwater.replication.source import RemoteSource
     from headwater.views.remote_views import RemoteViews
 
     where = ServerAddress.parse(address)

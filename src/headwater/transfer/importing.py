@@ -17,7 +17,7 @@ from headwater.transfer.exporting import Progress
 from headwater.transfer.files import Format, Input, Target
 
 if TYPE_CHECKING:
-    from headwater.transfer.transfer import TransferLog
+    from headwater.transfer.chunks import TransferLog
 
 APPEND_EVENTS = 65_536  # what one append takes at most, besides the limits
 APPEND_BYTES = 4 * 1024 * 1024
