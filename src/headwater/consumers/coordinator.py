@@ -1,6 +1,6 @@
 """Where consumers keep their cursors when there is no file to lock: records that are created once, then only swapped.
 
-`bucket/coordinator.py` keeps them in the bucket itself, `dynamodb.py` in a table. No clock of any machine is compared
+`bucket_coordinator.py` keeps them in the bucket itself, `dynamodb.py` in a table. No clock of any machine is compared
 with another's: whoever wants a lease watches by its own clock whether the record changes. Safe from any thread and
 machine.
 """

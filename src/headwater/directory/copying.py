@@ -1,7 +1,7 @@
 """Batches that another log has stored, taken as they are: a replica's log has the same ones as its source.
 
 Nothing that comes from elsewhere is believed: every checksum is verified, and offsets and ticks must follow on what is
-here. Only bytes: `Writer.take` writes them.
+here. Only bytes: `LogWriter.take` writes them.
 """
 
 from __future__ import annotations

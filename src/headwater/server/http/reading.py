@@ -45,7 +45,7 @@ FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
 
 class ReadQuery(NamedTuple):
-    """The parsed query. `filters` are those of `Engine.read_batches`, with the partition."""
+    """The parsed query. `filters` are those of `Store.read_batches`, with the partition."""
 
     start: Position
     cut: Cut
