@@ -314,10 +314,10 @@ class Cluster(NamedTuple):
 
         `quick` is for work of seconds. A session that was there before is left as it was.
         """
-        from headwater.spark.progress import watching
+        from headwater.spark.session import watching_tasks
 
         spark = self.started(quick=quick, **options)
-        with ProgressLine(f"{what} (tasks)") as waiting, watching(spark, waiting.update):
+        with ProgressLine(f"{what} (tasks)") as waiting, watching_tasks(spark, waiting.update):
             yield spark
 
 

@@ -185,7 +185,7 @@ def rebuild(data: str, binder: str, address: str, on: str | None, as_json: bool,
     With --on spark, the history is folded by many processes, each for a share of the documents, with the same result;
     the Spark options apply to it.
     """
-    from headwater.views.folding import Halt
+    from headwater.views.document_fold import Halt
 
     with open_log(data, mode="existing") as opened:
         hw = in_directory(opened, "rebuild", f"{binder} --app {address}")
