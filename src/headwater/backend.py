@@ -18,7 +18,7 @@ from headwater.format.settings import Replica, Retention, TopicSettings
 from headwater.info import ConsumerInfo, DeletedSegment, DrainResult, Split, TopicInfo, ViewInfo
 from headwater.limits import Limits
 from headwater.position import Position, Positions
-from headwater.protocols import Binder, Consumer, Follow, Transaction
+from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
 from headwater.requests import Append, AppendMany, Consume, Read
 
 Kind = Literal["directory", "bucket", "server"]
