@@ -120,7 +120,7 @@ class Directory(LogBackend[LocalLog]):
 
     def _frozen(self) -> list[tuple[LocalLog, int]]:
         logs = [log for opened in list(self._topics.open.values()) for log in opened.logs]
-        return [(log, state) for log in logs if (state := log.frozen()) is not None]
+        return [(log, state) for log in logs if (state := log.frozen_state()) is not None]
 
     @property
     def replica(self) -> Replica | None:
@@ -154,10 +154,10 @@ class Directory(LogBackend[LocalLog]):
         turns = WriterTurns()
         try:
             for log in opened.logs:  # in the order of partitions, as everybody who locks several
-                turns.take(log.transacting()).begin_deleting()
+                turns.take(log.transacting()).held.begin_deleting()
             self._catalogue.remove(opened.topic)
             for writer in turns.writers:
-                writer.end_deleting()
+                writer.held.end_deleting()
         except FileNotFoundError as error:  # another process was first
             self._topics.forget(opened)
             raise not_found(opened.topic.name, self.path) from error

@@ -35,7 +35,7 @@ class Group:
     def __init__(self, writer: LogWriter, bytes_max: int) -> None:
         self.writer = writer  # for the leader alone
         self.used = 0
-        writer.on_open = partial(open_files.opened, self)
+        writer.held.on_open = partial(open_files.opened, self)
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()  # protects all below; never held during I/O
         self._queue: deque[Rows] = deque()
@@ -61,13 +61,13 @@ class Group:
     def let_go(self, writer: LogWriter) -> None:
         """Close the writer's files. For the leader."""
         open_files.closed(self)
-        writer.trim()
-        writer.close()
+        writer.held.trim()
+        writer.held.close()
 
     def after_fork(self) -> None:
         """In a forked child, which makes a group of its own: close the descriptors that it got from its parent."""
         open_files.closed(self)
-        self.writer.close()
+        self.writer.held.close()
 
     def __del__(self) -> None:
         self.after_fork()
@@ -193,7 +193,7 @@ class Group:
                 if rows.error is None and not rows.answered:
                     rows.error = error if isinstance(error, Exception) else _interrupted()
             if not isinstance(error, Exception):
-                self.writer.wake()
+                self.writer.held.wake()
                 raise
 
     def _gather(self, group: list[Rows]) -> None:
@@ -274,7 +274,7 @@ class WriterTurns:
         for turn in self._taken:
             turn.leave()
         for writer in self.writers:
-            writer.wake()
+            writer.held.wake()
 
 
 def _settle(group: list[Rows]) -> None:

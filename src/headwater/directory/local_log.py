@@ -15,7 +15,7 @@ from headwater.directory import copying, recovery
 from headwater.directory.archived import ArchivedSegments
 from headwater.directory.blobs import BlobSpool, StoredBlob
 from headwater.directory.group import Group, WriterTurn
-from headwater.directory.log_cursor import SegmentCursor, TypeTest
+from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.log_reader import LogReader
 from headwater.directory.log_writer import LogWriter
@@ -33,6 +33,7 @@ from headwater.format.segment import SegmentHeader
 from headwater.format.tail import TailSlot
 from headwater.log.extents import Extents
 from headwater.log.failures import deleted
+from headwater.log.log import TypeTest
 from headwater.log.rows import Rows
 from headwater.log.upload import BlobUpload
 
@@ -268,7 +269,7 @@ class LocalLog:
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
             with contextlib.suppress(HeadwaterError), self._group.exclusive() as writer:
-                if writer.abandoned():
+                if writer.held.is_abandoned():
                     writer.recover()
 
     def transacting(self) -> WriterTurn:
@@ -280,14 +281,14 @@ class LocalLog:
         with self._group.exclusive() as writer:
             writer.sync()
 
-    def frozen(self) -> int | None:
+    def frozen_state(self) -> int | None:
         """Return the state of the log if it is frozen, by a look at memory; None if it is not, or was never used."""
-        return self._group.writer.frozen()
+        return self._group.writer.held.frozen_state()
 
     def thaw(self) -> None:
         """Bring a frozen log back, as opening it again does; raises what keeps it frozen."""
         with self._group.exclusive() as writer:
-            writer.thaw()
+            writer.held.thaw()
 
     def roll(self, *, tell: bool = True) -> bool:
         """Begin a new segment; False if the active one is empty. `tell` has the old one sealed in the background."""
@@ -311,7 +312,7 @@ class LocalLog:
 
     def idle(self) -> bool:
         """Release all that it holds, if it can be rebuilt when needed; False if it is in use, or frozen."""
-        if not self._group.rest(lambda writer: not writer.froze()):
+        if not self._group.rest(lambda writer: not writer.held.has_frozen()):
             return False
         self._reader.close()
         return True

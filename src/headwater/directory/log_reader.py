@@ -7,36 +7,31 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from headwater.directory import recovery
 from headwater.directory.archived import ArchivedSegments
+from headwater.directory.batch_lookup import BatchLookup, BatchPositions, last_of
 from headwater.directory.holes import beginning, missing
-from headwater.directory.key_places import NOWHERE, Places, last_of, wanted_batches
 from headwater.directory.keys import KeyIndexes
-from headwater.directory.log_cursor import SegmentCursor, TypeTest
+from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.losses import Losses
-from headwater.directory.segment import SegmentFile, StaleSegment
+from headwater.directory.segment import OpenSegments, SegmentFile, StaleSegment
 from headwater.directory.tail import Tail
 from headwater.disk.open_files import open_files
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format.batch import LOST, Batch
 from headwater.format.history import HistoryFile
-from headwater.format.keyhash import key_hash
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, TailSlot
 from headwater.log.extents import Extents, joined
 from headwater.log.failures import deleted, offset_gone
-
-OPEN_SEGMENTS_MAX = 32  # of a log, kept between reads: a key's history may touch as many again and again
-OPEN_SEGMENTS_FEW = 8  # when the process has many files open: it may read many logs, and each takes memory
+from headwater.log.log import TypeTest
 
 
 class LogReader:
@@ -65,9 +60,9 @@ class LogReader:
         self._archived = archived
         self._doubt: HeadwaterError | None = None  # why it cannot be told where the log begins
         self._joined: dict[int, int] = {}  # of each segment that was found to lead up to the next, where that begins
-        self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
-        self._opening = threading.Lock()  # protects `_segments`
+        self._segments = OpenSegments(place)
         self.key_indexes = KeyIndexes(place, on_damage)
+        self.lookup = BatchLookup(self, archived)
         self.losses = Losses(self, place)
         self.used = 0  # the turn of `open_files` in which it was last
 
@@ -92,7 +87,7 @@ class LogReader:
         bases = self._known_bases(slot)
         if self._doubt is not None:
             return self._oldest()
-        if bases and (bases[0] == slot.segment or self.archived_part(bases[0]) is not None or self._is_here(bases[0])):
+        if bases and (bases[0] == slot.segment or self.archived_part(bases[0]) is not None or self.is_here(bases[0])):
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
@@ -232,6 +227,10 @@ class LogReader:
         """The file of a segment that is in the archive and not here, as far as is known without a look; else None."""
         return self._archived.part(base) if self._archived is not None and base < self._local else None
 
+    def is_archived_only(self, base: int) -> bool:
+        """Return whether a segment is in the archive and not here, as far as is known without a look."""
+        return self._archived is not None and base < self._local
+
     def in_archive(self) -> bool:
         """Whether the oldest events are only in the archive, as far as is known without a look."""
         return bool(self._bases) and self._bases[0] < self._local
@@ -273,7 +272,7 @@ class LogReader:
         Raises Corrupt if it is missing though nobody deleted it.
         """
         try:
-            return self._open(base, slot)
+            return self._segments.get(base, slot, here=base == slot.segment or self.is_here(base))
         except Corrupt:
             self._check_identity()
             raise
@@ -288,44 +287,6 @@ class LogReader:
                 raise gone from None
             raise missing(self._place, base, self.end_offset(base, slot)) from error
 
-    def _open(self, base: int, slot: TailSlot) -> SegmentFile:
-        there = base == slot.segment or self._is_here(base)
-        with self._opening:
-            found = self._segments.get(base)
-            if (
-                found is None
-                or found[1] != slot.generation
-                or not there
-                or found[0].stale()
-                or (base != slot.segment and found[0].replaced())
-            ):
-                found = self._segments[base] = SegmentFile(self._place, base, rests=True), slot.generation
-            self._segments.move_to_end(base)
-            most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
-            while len(self._segments) > most:
-                # The active one stays: what it knows of its keys would take long to learn again.
-                del self._segments[next(other for other in self._segments if other != slot.segment)]
-            return found[0]
-
-    def places(self, base: int, slot: TailSlot, types: TypeTest | None, key: bytes | None) -> Places | None:
-        """Where the batches of a segment are that may hold a wanted type and the key; None if that is not known."""
-        archived = self._archived if types is not None and self.archived_part(base) is not None else None
-        if archived is not None and not archived.may_hold(base, types, None):
-            return NOWHERE
-        found = self._places_of_key(base, slot, key_hash(key)) if key is not None else None
-        if types is None or (found is not None and not found.positions):
-            return found
-        segment = self.segment(base, slot) if found is None else found.segment
-        assert segment is not None
-        index = segment.index()
-        wanted = wanted_batches(index, types)
-        if index is None or wanted is None:
-            if segment.index_damaged:
-                self.key_indexes.damaged(base)
-            return found
-        typed: list[int] = index.positions[wanted].tolist()
-        return Places(segment, typed if found is None else sorted(set(typed).intersection(found.positions)))
-
     def end_offset(self, base: int, slot: TailSlot) -> int:
         """Where the events of a segment end."""
         bases = self._known_bases(slot)
@@ -337,55 +298,15 @@ class LogReader:
         end = self.end_offset(base, slot)
         if base == slot.segment or base < self._local or self._joined.get(base) == end:
             return  # what is in the archive alone was found to be without a gap
-        if self._archived is not None and self._archived.part(base) is not None and not self._is_here(base):
+        if self._archived is not None and self._archived.part(base) is not None and not self.is_here(base):
             return  # it was dropped just now
         ended = self.segment(base, slot).end_offset()
         if ended >= end:
             self._joined[base] = end
-        elif self._is_here(ended):
+        elif self.is_here(ended):
             self._bases = []  # the file system did not list it
         elif ended < stop:
             raise missing(self._place, ended, end)
-
-    def _places_of_key(self, base: int, slot: TailSlot, hash: int) -> Places | None:
-        found = self._indexed(base, slot, hash) if base != slot.segment else None
-        if found is None:
-            segment = self.segment(base, slot)
-            positions = segment.key_positions(hash, self.end_position(segment, slot))
-            found = None if positions is None else Places(segment, positions)
-        return found
-
-    def _indexed(self, base: int, slot: TailSlot, hash: int) -> Places | None:
-        """Where a key may be in a sealed segment; None if it has no sound index."""
-        archived, found = self._archived, None
-        if archived is None or base >= self._local:
-            found = self._look_up(self.key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
-        if found is None and archived is not None and archived.part(base) is not None and not self._is_here(base):
-            if not archived.may_hold(base, None, hash):
-                return NOWHERE
-            identity = archived.open(base).identity  # fetched with its index
-            found = self._look_up(archived.key_indexes, base, slot, hash, identity)
-        return found
-
-    def _look_up(
-        self, indexes: KeyIndexes, base: int, slot: TailSlot, hash: int, identity: Callable[[], tuple[int, int]]
-    ) -> Places | None:
-        for doubt in (indexes.forget, indexes.damaged):  # the first time, the file may have been made anew
-            index = indexes.get(base, slot.generation, identity)
-            if index is None:
-                return None
-            try:
-                positions = index.positions(hash)
-            except (FileNotFoundError, Corrupt):
-                doubt(base)
-                continue
-            if not positions:
-                return NOWHERE
-            segment = self.segment(base, slot)
-            if segment.header.file_id == index.file_id:
-                return Places(segment, positions)
-            indexes.forget(base)
-        return None
 
     def end_position(self, segment: SegmentFile, slot: TailSlot) -> int:
         """Where the readable bytes of a segment end."""
@@ -407,16 +328,14 @@ class LogReader:
 
     def close(self) -> None:
         """Let go of the files; batches that were handed out stay valid, and it can be used again."""
-        with self._opening:
-            self._segments.clear()
+        self._segments.clear()
         self._tail = None
         if self._archived is not None:
             self._archived.close()
 
     def after_fork(self) -> None:
         """In a forked child: drop what another thread of the parent may have been changing."""
-        self._opening = threading.Lock()
-        self._segments.clear()
+        self._segments.after_fork()
         if self._archived is not None:
             self._archived.after_fork()
 
@@ -480,10 +399,10 @@ class LogReader:
                     self._doubt = error  # what is here can be read all the same
             self._local, self._bases = local, bases
             self._joined = {base: end for base, end in self._joined.items() if base >= local}
-            self._let_go(local)
+            self._segments.drop_before(local)
         return bases
 
-    def _is_here(self, base: int) -> bool:
+    def is_here(self, base: int) -> bool:
         """Whether a segment is on the local disk now."""
         return self._place.disk.inode(self._place.segment(base)) is not None
 
@@ -499,12 +418,6 @@ class LogReader:
             if self.slot() == slot:  # nobody rolled meanwhile: the active one must have been there
                 raise missing(self._place, slot.segment, slot.visible_offset)
 
-    def _let_go(self, oldest: int) -> None:
-        """Close what was deleted, so that its space is given back; whoever reads it keeps it."""
-        with self._opening:
-            for base in [base for base in self._segments if base < oldest]:
-                del self._segments[base]
-
     def _backwards(
         self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: TailSlot, *, tell: bool = False
     ) -> Iterator[Batch]:
@@ -517,7 +430,7 @@ class LogReader:
             try:
                 self.check_joined(self.base_of(stop - 1, slot), slot, stop)
                 base = self.base_of(stop - 1, slot)
-                found = self.places(base, slot, types, key) if types is not None or key is not None else None
+                found = self.lookup.find(base, slot, types, key) if types is not None or key is not None else None
                 lost = self.losses.of(base, slot) if found is not None and tell else []
                 for batch in self._segment_backwards(base, slot, stop, found):
                     if found is None and tell and batch.flags & LOST:
@@ -533,7 +446,7 @@ class LogReader:
             warn(self._place, within(lost, max(start, base), stop)[::-1])
             stop = base
 
-    def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: Places | None) -> Iterator[Batch]:
+    def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: BatchPositions | None) -> Iterator[Batch]:
         """The batches of one segment from the one that holds `stop - 1` back: those found, or all."""
         segment = self.segment(base, slot) if found is None else found.segment
         if segment is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,11 +25,15 @@ from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.format.tail import TailSlot
 from headwater.log.window import SegmentWindow
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
+
+OPEN_SEGMENTS_MAX = 32  # of a log, kept between reads: a key's history may touch as many again and again
+OPEN_SEGMENTS_FEW = 8  # when the process has many files open: it may read many logs, and each takes memory
 
 _LOST = re.compile(rb"HWB1.{4}\x28\0\0\0", re.DOTALL)  # how a batch begins that has no columns
 
@@ -336,6 +341,49 @@ class SegmentFile:
 
     def __del__(self) -> None:
         self._close()
+
+
+class OpenSegments:
+    """The segments of one log that are kept open between reads, the least recently used first. Safe from any thread."""
+
+    def __init__(self, place: LogDirectory) -> None:
+        self._place = place
+        self._found: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()  # each with its generation of the log
+        self._opening = threading.Lock()  # protects `_found`
+
+    def get(self, base: int, slot: TailSlot, *, here: bool) -> SegmentFile:
+        """Return a segment, opened if need be, or if its file was replaced; raises NotFound if it is not `here`."""
+        with self._opening:
+            found = self._found.get(base)
+            if (
+                found is None
+                or found[1] != slot.generation
+                or not here
+                or found[0].stale()
+                or (base != slot.segment and found[0].replaced())
+            ):
+                found = self._found[base] = SegmentFile(self._place, base, rests=True), slot.generation
+            self._found.move_to_end(base)
+            most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
+            while len(self._found) > most:
+                # The active one stays: what it knows of its keys would take long to learn again.
+                del self._found[next(other for other in self._found if other != slot.segment)]
+            return found[0]
+
+    def drop_before(self, oldest: int) -> None:
+        """Close deleted segments, so that their space is given back; those that a read still uses stay open."""
+        with self._opening:
+            for base in [base for base in self._found if base < oldest]:
+                del self._found[base]
+
+    def clear(self) -> None:
+        with self._opening:
+            self._found.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: drop what another thread of the parent may have been changing."""
+        self._opening = threading.Lock()
+        self._found.clear()
 
 
 def read_header(place: LogDirectory, base: int) -> SegmentHeader:

@@ -71,12 +71,8 @@ class Tail:
         return slot
 
     def peek(self) -> TailSlot | None:
-        """The newest valid slot, for who is not the writer: what `changed` and `disturbed` tell stays as it is."""
+        """The newest valid slot, for who is not the writer: what `disturbed` returns stays as it is."""
         return format.newest(bytes(self._map))
-
-    def changed(self) -> bool:
-        """Return whether anybody has published since this object last looked or published."""
-        return self._slots.tobytes() != self._looked[0]
 
     def disturbed(self) -> bool:
         """Return whether anybody has published since, or died in the middle of a commit. The caller holds the lock."""
