@@ -23,7 +23,7 @@ from headwater.directory.sealer import Sealer
 from headwater.disk.disk import Disk
 from headwater.errors import Corrupt
 from headwater.event import Event
-from headwater.format import keyhash
+from headwater.format import hashes
 from headwater.format.index import Index
 from headwater.limits import Limits
 from headwater.opening import open_directory
@@ -104,8 +104,8 @@ class KeyMachine(RuleBasedStateMachine):
         super().__init__()
         self.monkeypatch = pytest.MonkeyPatch()
         for module in (log_keys, batch_lookup):
-            self.monkeypatch.setattr(module, "key_hash", lambda key: keyhash.key_hash(key) & 3)
-        self.monkeypatch.setattr(log_keys, "key_hashes", lambda column: keyhash.key_hashes(column) & 3)
+            self.monkeypatch.setattr(module, "key_hash", lambda key: hashes.key_hash(key) & 3)
+        self.monkeypatch.setattr(log_keys, "key_hashes", lambda column: hashes.key_hashes(column) & 3)
         self.monkeypatch.setattr(log_keys, "PENDING_MAX", 3)
         self.monkeypatch.setattr(log_keys, "GATHER_EVENTS", 5)
         self.monkeypatch.setattr(log_keys, "SMALL_BATCH", 3)

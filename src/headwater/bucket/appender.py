@@ -19,9 +19,9 @@ from headwater.bucket.object_place import ObjectPlace
 from headwater.disk.latch import Latch
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.format import object as format
+from headwater.format import producers
 from headwater.format.object import ObjectHead, ProducerRecord
 from headwater.format.producers import ProducerAnswer
-from headwater.log import producers
 from headwater.log.rows import Rows, encode, mergeable
 
 NONCE_BYTES = 16

@@ -19,7 +19,7 @@ from headwater.disk.disk import Word
 from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import object as format
 from headwater.format.object import ObjectHead, ProducerRecord
-from headwater.log.failures import deleted
+from headwater.log.log import deleted
 
 TAIL_OBJECTS = 64  # a hint of the end is put after so many objects, so that opening the log lists at most so many
 SLOWER = 1.5  # each poll that finds nothing lets the next one wait so much longer

@@ -27,8 +27,8 @@ from headwater.errors import Corrupt
 from headwater.format import object as format
 from headwater.format.batch import BLOB, Batch
 from headwater.format.object import ObjectHead
+from headwater.format.segment import SegmentWindow
 from headwater.log.packing import Pause, packed, runs
-from headwater.log.window import SegmentWindow
 
 NONCE_BYTES = 16
 TICKS_PER_MS = 10_000

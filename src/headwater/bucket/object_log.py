@@ -23,7 +23,7 @@ from headwater.format.batch import Batch
 from headwater.format.losses import Ranges
 from headwater.format.object import known
 from headwater.format.producers import Producer, ProducerState
-from headwater.log.extents import Extents
+from headwater.log.log import Extents
 from headwater.log.rows import Rows
 from headwater.log.upload import BlobUpload
 

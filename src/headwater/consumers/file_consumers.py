@@ -16,8 +16,7 @@ from headwater.consumers.consumers import check_name, consumer_not_found
 from headwater.consumers.file_leases import FileLeases
 from headwater.directory.cursor_file import Cursors, Redo, read_header, read_slots, redo_nothing, slots_damaged
 from headwater.directory.failures import FULL
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Corrupt, NotFound, Unavailable, Unsupported
 from headwater.format import names
 from headwater.format.cursors import NOBODY

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from headwater.directory.archived import ArchivedSegments
 from headwater.directory.keys import KeyIndexes, Positions
+from headwater.directory.parts import ArchivedSegments
 from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt
 from headwater.format.batch import KEY, Batch
+from headwater.format.hashes import key_hash
 from headwater.format.index import Index
-from headwater.format.keyhash import key_hash
 from headwater.format.tail import TailSlot
 from headwater.log.log import TypeTest
 

@@ -20,7 +20,7 @@ from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.format.names import offset_of
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.log.failures import deleted, offset_gone, too_large
+from headwater.log.log import deleted, offset_gone, too_large
 
 FromArchive = Callable[[int, int, tuple[int, int, int]], Iterator[bytes] | None]
 """The chunks of a huge event, by its segment, offset and reference; None if the archive does not have it."""

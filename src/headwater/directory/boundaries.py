@@ -18,8 +18,7 @@ from typing import NamedTuple
 from headwater.directory.segment import SegmentFile
 from headwater.errors import HeadwaterError
 from headwater.format.batch import BATCH_BYTES_MIN, COUNT_MAX, MAGIC, Batch, peek, size_before
-from headwater.format.segment import HEADER_BYTES
-from headwater.log.window import SegmentWindow
+from headwater.format.segment import HEADER_BYTES, SegmentWindow
 
 
 class Boundary(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,7 @@ import msgspec
 from headwater.directory import local_log as log
 from headwater.directory.failures import FULL
 from headwater.directory.log_directory import LogDirectory
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import names, settings
 from headwater.format.settings import LogSettings, Retention, TopicRecord, TopicSettings
@@ -217,6 +216,12 @@ class DirectoryCatalog:
     def place(self, topic: TopicRecord, partition: int) -> LogDirectory:
         """Return where a partition's log is."""
         return self._place(topic, partition, self._topics / names.directory_of(topic.name))
+
+    def places(self, topics: Iterable[TopicRecord]) -> Iterator[LogDirectory]:
+        """Yield where the logs of some topics are."""
+        for topic in topics:
+            for partition in range(topic.partitions):
+                yield self.place(topic, partition)
 
     def remove(self, topic: TopicRecord) -> None:
         """Take a topic away. The caller holds its logs."""

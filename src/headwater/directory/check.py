@@ -1,4 +1,4 @@
-"""Verifying every checksum and invariant of a log, without changing anything.
+"""Verifying every checksum and invariant of a topic, or of all, without changing anything.
 
 Reads whole segments, and goes on behind damage, so that all of it is found at once. May run while others append: it
 looks at what was visible when it began.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,18 +19,21 @@ from headwater.directory.boundaries import Boundaries
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.producer_memory import read_snapshot
 from headwater.directory.retention import orphans
-from headwater.directory.seal import build_index
+from headwater.directory.sealer import build_index
 from headwater.directory.segment import SegmentFile, read_header
 from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format import tail as tail_format
 from headwater.format.batch import BLOB, LOST, Batch
 from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
-from headwater.format.names import file_of, offset_of
-from headwater.format.segment import HEADER_BYTES
+from headwater.format.names import file_of, offset_of, topic_of
+from headwater.format.segment import HEADER_BYTES, SegmentWindow
 from headwater.format.tail import TailSlot
-from headwater.log.check_report import Counts, Finding
-from headwater.log.window import SegmentWindow
+from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
+
+if TYPE_CHECKING:
+    from headwater.directory.catalog import DirectoryCatalog
+    from headwater.directory.journal import Journal
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -51,7 +55,26 @@ class Walk(msgspec.Struct):
     lost: Ranges = []
 
 
-def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
+def check_topics(
+    catalogue: DirectoryCatalog, journal: Journal, name: str | None, progress: Progress | None
+) -> CheckReport:
+    """Verify one topic of a directory, or all, and the journals that processes have left."""
+    report = CheckReport()
+    counts = Counts()
+    topics, broken = catalogue.survey(name)
+    report.findings += [settings_finding(error) for error in broken]
+    places = list(catalogue.places(topics))
+    advance = advancing(sum(_segment_bytes(place) for place in places), progress)
+    for place in places:
+        report.findings += check_log(place, counts, advance)
+    if name is None:
+        report.findings += _left_behind(journal)
+    report.topics, report.partitions = len(topics), len(places)
+    report.add(counts)
+    return report
+
+
+def check_log(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
     """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
     slot, findings = check_tail(place)
     yield from findings
@@ -300,3 +323,23 @@ def _finding(
     place: LogDirectory, path: Path | str, position: int, size: int, problem: str, damage: bool = True
 ) -> Finding:
     return Finding(place.topic, place.partition, str(path), position, size, problem, damage)
+
+
+def _left_behind(journal: Journal) -> Iterator[Finding]:
+    """Journals of processes that are gone, which opening the directory could not finish."""
+    for path, count in journal.abandoned():
+        what = f"{count} committed, kept until all their logs are intact" if count else "none committed"
+        problem = f"transactions of a process that died: {what}"
+        yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
+
+
+def settings_finding(error: HeadwaterError) -> Finding:
+    """Return what a check says of settings that cannot be read."""
+    path, facts = str(error.path), error.facts
+    name = topic_of(Path(path).parent.name) or Path(path).parent.name
+    return Finding(name, -1, path, facts.get("position", 0), facts.get("size", 0), error.message)
+
+
+def _segment_bytes(place: LogDirectory) -> int:
+    sizes = (place.disk.file_size(place.segment(base)) for base in place.segments())
+    return sum(sizes)

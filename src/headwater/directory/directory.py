@@ -15,18 +15,17 @@ import msgspec
 
 from headwater.append_queue import AppendQueue, QueuedAppend
 from headwater.backend import Kind, Lack
-from headwater.directory import checking
 from headwater.directory import repair as log_repair
 from headwater.directory.catalog import DirectoryCatalog
+from headwater.directory.check import check_topics
 from headwater.directory.group import WriterTurns
 from headwater.directory.journal import Journal
-from headwater.directory.keeper import Keeper
-from headwater.directory.local_log import LocalLog
+from headwater.directory.local_log import STATES, LocalLog
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.partition_info import STATES, partition_info
 from headwater.directory.parts import DirectoryParts, LocalArchive
 from headwater.directory.repair import Action
-from headwater.directory.sealer import Sealer, seal_all
+from headwater.directory.retention import Keeper
+from headwater.directory.sealer import Sealer, reindex_all, seal_all
 from headwater.directory.transaction import DirectoryTransaction
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, enough_memory, within_memory
@@ -37,7 +36,7 @@ from headwater.format.settings import Replica, Retention, TopicRecord, TopicSett
 from headwater.info import DeletedSegment, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.log.check_report import CheckReport, Progress
-from headwater.log.failures import deleted
+from headwater.log.log import deleted
 from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic
 from headwater.log.topic_rules import not_found
@@ -132,7 +131,7 @@ class Directory(LogBackend[LocalLog]):
     def describe(self, topic: str) -> TopicInfo:
         opened = self._topics.live(topic)
         described = self._catalogue.find(topic)  # another process may have changed what it keeps
-        partitions = [partition_info(log) for log in opened.logs]
+        partitions = [log.info() for log in opened.logs]
         return TopicInfo(
             name=described.name,
             uuid=described.uuid,
@@ -247,7 +246,7 @@ class Directory(LogBackend[LocalLog]):
         """
         self.check_open()
         topics, broken = self._catalogue.survey(topic)
-        made = checking.reindex([log.place for each in topics for log in self._topics.live(each.name).logs], progress)
+        made = reindex_all([log.place for each in topics for log in self._topics.live(each.name).logs], progress)
         if broken:
             raise broken[0]  # the others are done
         return made
@@ -259,13 +258,13 @@ class Directory(LogBackend[LocalLog]):
         `progress` is called with the bytes that are done, and all of them.
         """
         self.check_open()
-        return checking.check(self._catalogue, self._journal, topic, progress)
+        return check_topics(self._catalogue, self._journal, topic, progress)
 
     @enough_memory("the log cannot be repaired")
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """Return what would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()
-        return checking.repair(self._catalogue, topic, self._repaired if apply else log_repair.plan)
+        return log_repair.repair_topics(self._catalogue, topic, self._repaired if apply else log_repair.plan)
 
     def _repaired(self, place: LogDirectory) -> list[Action]:
         return self._topics.get(place.topic).logs[place.partition].repair()

@@ -26,7 +26,7 @@ from headwater.disk.disk import wait_for_lock
 from headwater.errors import Unavailable
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.format.tail import DELETING, FROZEN_BY_SYNC, FROZEN_BY_WRITE, OPEN, ROLLING, TailSlot
-from headwater.log.failures import deleted
+from headwater.log.log import deleted
 
 log = logging.getLogger("headwater")
 

@@ -17,8 +17,8 @@ from headwater.directory.log_directory import LogDirectory
 from headwater.errors import Corrupt
 from headwater.format.batch import KEY, Batch
 from headwater.format.column import Column, concat
+from headwater.format.hashes import U32, U64, key_hash, key_hashes
 from headwater.format.index import Index, KeyPages, head_bytes
-from headwater.format.keyhash import U32, U64, key_hash, key_hashes
 
 HEAD_BYTES = 64 * 1024  # of an index, read at once: nearly always all that is in front of the key entries
 GATHER_EVENTS = 65_536  # hashed at once: enough to pay for the calls, little enough to hold

@@ -7,35 +7,38 @@ which starts over with descriptors of its own.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from headwater.directory import copying, recovery
-from headwater.directory.archived import ArchivedSegments
 from headwater.directory.blobs import BlobSpool, StoredBlob
 from headwater.directory.group import Group, WriterTurn
 from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.log_reader import LogReader
 from headwater.directory.log_writer import LogWriter
+from headwater.directory.parts import ArchivedSegments
 from headwater.directory.producer_memory import ProducerMemory
 from headwater.directory.repair import Action
 from headwater.directory.sealer import seal_all
 from headwater.directory.tail import Tail
 from headwater.errors import Corrupt, HeadwaterError, Unavailable
-from headwater.event import Blob, Content
+from headwater.event import Blob, Content, time_of
 from headwater.format.batch import LOST, Batch
 from headwater.format.losses import Ranges
 from headwater.format.names import file_of
 from headwater.format.producers import Producer, ProducerState
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import TailSlot
-from headwater.log.extents import Extents
-from headwater.log.failures import deleted
-from headwater.log.log import TypeTest
+from headwater.info import PartitionInfo
+from headwater.log.log import Extents, TypeTest, deleted
+from headwater.log.reading import time_at
 from headwater.log.rows import Rows
 from headwater.log.upload import BlobUpload
+
+STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being deleted", "open: rolling")
 
 
 def create(place: LogDirectory, base: int = 0, previous_ticks: int = 0) -> None:
@@ -247,6 +250,42 @@ class LocalLog:
         """Return the offsets from `start` to before `stop` whose events are lost: damaged, and cut out by `repair`."""
         return self._reader.losses.between(start, stop)
 
+    def known_lost(self) -> Ranges:
+        """Return the lost offsets; none where damage, which `check` reports, hides them."""
+        with contextlib.suppress(HeadwaterError):
+            return self.lost(self.start(), self.end())
+        return []
+
+    def info(self) -> PartitionInfo:
+        """Return what `describe` says of this partition."""
+        place = self.place
+        start, local = self.start(), self.local_start()
+        state = self.state()  # after them: retention may delete meanwhile, and an end only grows
+        names = place.disk.names(place.path)
+        known = self.archived.known() if self.archived is not None else None
+        lost = self.known_lost()
+        return PartitionInfo(
+            place.partition,
+            start,
+            state.visible_offset,
+            state.durable_offset,
+            sum(name.endswith(".log") for name in names),
+            sum(name.endswith(".index") for name in names),
+            _bytes_below(place.path),
+            self._first_time(lost[0][1] if lost and lost[0][0] == start else start, state.visible_offset),
+            time_of(state.last_ticks).isoformat() if state.last_ticks else None,
+            STATES[state.state],
+            recovery.reports(place),
+            known.end if known is not None else None,
+            local if local > start else None,
+            state.segment,
+            lost,
+        )
+
+    def _first_time(self, start: int, end: int) -> str | None:
+        ticks = self.first_ticks(start)  # it is not fetched from the archive for that
+        return time_of(ticks).isoformat() if ticks is not None else time_at(self, start, end)
+
     def extents(self, start: int, stop: int, whole: int) -> Extents:
         """Where the offsets from `start` to before `stop` can be cut: at batches, or whole segments in the archive."""
         return self._reader.extents(start, stop, whole)
@@ -357,3 +396,14 @@ def _identity(place: LogDirectory) -> int | None:
         with contextlib.suppress(OSError):  # it was removed: it is empty, and any new one serves
             disk.close(disk.create(place.lock))
     return disk.inode(place.lock)
+
+
+def _bytes_below(path: os.PathLike[str]) -> int:
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(directory, name)).st_size
+            except FileNotFoundError:  # sealed or deleted meanwhile
+                continue
+    return total

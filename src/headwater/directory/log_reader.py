@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from headwater.directory import recovery
-from headwater.directory.archived import ArchivedSegments
 from headwater.directory.batch_lookup import BatchLookup, BatchPositions, last_of
 from headwater.directory.holes import beginning, missing
 from headwater.directory.keys import KeyIndexes
 from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.losses import Losses
+from headwater.directory.parts import ArchivedSegments
 from headwater.directory.segment import OpenSegments, SegmentFile, StaleSegment
 from headwater.directory.tail import Tail
 from headwater.disk.open_files import open_files
@@ -29,9 +29,7 @@ from headwater.format.history import HistoryFile
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, TailSlot
-from headwater.log.extents import Extents, joined
-from headwater.log.failures import deleted, offset_gone
-from headwater.log.log import TypeTest
+from headwater.log.log import Extents, TypeTest, deleted, joined, offset_gone
 
 
 class LogReader:

@@ -11,10 +11,9 @@ from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt
 from headwater.format import producers as format
 from headwater.format.batch import corrupt
-from headwater.format.producers import Producer, ProducerAnswer, ProducerState, read_stamp
+from headwater.format.producers import Producer, ProducerAnswer, ProducerState, note, read_stamp, recall
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
-from headwater.log.producers import note, recall
 
 TICKS_PER_MS = 10_000
 GAPS = 7  # so many times must pass without any request before a producer is forgotten

@@ -24,9 +24,8 @@ from headwater.format.batch import LOST, Batch, corrupt, header_sound, peek, siz
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
-from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.format.segment import HEADER_BYTES, SegmentHeader, SegmentWindow
 from headwater.format.tail import TailSlot
-from headwater.log.window import SegmentWindow
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events

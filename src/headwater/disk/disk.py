@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from headwater.disk import futex
-from headwater.disk.maps import map_file
+from headwater.disk import shared_memory
 from headwater.disk.open_files import open_files
+from headwater.disk.shared_memory import map_file
 from headwater.errors import Corrupt, Unavailable, out_of_memory
 from headwater.event import UNIX_EPOCH_TICKS
 
@@ -414,11 +414,11 @@ class Disk:
 
     def wake(self, mapped: Any, position: int) -> None:
         """Wake the threads that wait on the word at `position` of a shared map, in any process."""
-        futex.wake(mapped, position)
+        shared_memory.wake(mapped, position)
 
     def wait(self, words: Sequence[Word], timeout_s: float) -> None:
         """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
-        futex.wait(words, timeout_s)
+        shared_memory.wait(words, timeout_s)
 
 
 def _not_a_file(path: Path) -> Corrupt:
@@ -446,3 +446,30 @@ def wait_for_lock(
         clock.sleep(pause)
         pause = min(pause * 1.2, LOCK_POLL_MAX_S)
     return True
+
+
+def locked(path: Path, disk: Disk, clock: Clock, wait_s: float) -> FileIO:
+    """Take the lock until the `with` of what is returned ends; raises Unavailable if others keep it for too long.
+
+    The file is made if it is not there.
+    """
+    with contextlib.suppress(FileExistsError):
+        disk.close(disk.create(path))
+    file = disk.guard(disk.open_write(path))
+    try:
+        if not wait_for_lock(disk.try_lock, file.fileno(), clock, wait_s):
+            raise Unavailable(
+                f"{path} is locked by another process",
+                hint=f"is a process stopped or stuck? 'fuser {path}' shows it",
+                code="locked",
+            )
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def is_locked(fd: int, disk: Disk) -> bool:
+    """Tell whether another process, or another thread, has the lock of an open file, which is closed."""
+    with disk.guard(fd) as file:
+        return not disk.try_lock(file.fileno())

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt
 from headwater.format.column import DICTIONARY_MAX, I64, Column
-from headwater.format.keyhash import U64
+from headwater.format.hashes import U64
 from headwater.format.losses import Ranges, merged
 
 MAGIC = b"HWINDEX1"

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from headwater.errors import Invalid
 from headwater.format.column import I64, Column
-from headwater.format.crcs import crc32c_of_each
+from headwater.format.hashes import crc32c_of_each
 
 _SAFE = frozenset((string.ascii_letters + string.digits + "_-.").encode())
 _NODE_MASK = (1 << 62) - 1

@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.directory import local_manifest, seal
+from headwater.directory import local_manifest
 from headwater.directory.directory import Directory
 from headwater.directory.local_log import LocalLog
 from headwater.directory.local_manifest import is_of
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.sealer import reindex
+from headwater.directory.sealer import reindex, unsealed
 from headwater.directory.segment import read_header
 from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound
 from headwater.format import producers
@@ -179,7 +179,7 @@ class Archiver:
             if manifest.end > task.start:
                 return []
             try:
-                if task.start in seal.unsealed(place, task.end):
+                if task.start in unsealed(place, task.end):
                     reindex(place, task.start, self._pause)
                 return write_files(
                     self._archive.store,

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Unavailable
 from headwater.limits import Limits
 

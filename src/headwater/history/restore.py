@@ -20,7 +20,7 @@ from headwater.bucket.object_store import ObjectStore
 from headwater.directory.catalog import SETTINGS_FILE, TOPIC_FILE, DirectoryCatalog
 from headwater.directory.failures import FULL
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.seal import build_index
+from headwater.directory.sealer import build_index
 from headwater.directory.segment import SegmentFile
 from headwater.disk.disk import Clock, Disk
 from headwater.disk.lockfile import locked

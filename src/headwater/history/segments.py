@@ -17,7 +17,7 @@ import numpy as np
 from headwater.bucket.object_store import ObjectStore
 from headwater.directory.blobs import BlobSpool
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.seal import build_index
+from headwater.directory.sealer import build_index
 from headwater.directory.segment import SegmentFile
 from headwater.event import Content
 from headwater.format import arrow

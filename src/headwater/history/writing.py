@@ -26,9 +26,9 @@ from headwater.format import blob as blob_format
 from headwater.format import history as format
 from headwater.format.batch import BLOB, LOST
 from headwater.format.events import EventBatch
+from headwater.format.hashes import U32, key_hashes
 from headwater.format.history import COLUMNS, ArchivedBlob, ArchivedFile, HistoryFile, HistoryManifest
 from headwater.format.index import Index
-from headwater.format.keyhash import U32, key_hashes
 from headwater.format.losses import Ranges
 from headwater.history.files import parquet, pieces_of, upload
 from headwater.limits import BLOB_CHUNK_BYTES, COLUMN_DATA_BYTES_MAX, MIB

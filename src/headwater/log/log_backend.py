@@ -25,7 +25,7 @@ from headwater.info import Split
 from headwater.limits import Limits
 from headwater.log import pending as waiting
 from headwater.log import reading
-from headwater.log import splits as splitting
+from headwater.log import reading as splitting
 from headwater.log.follow import LogFollow
 from headwater.log.log import EventUpload, L
 from headwater.log.log_transaction import LogTransaction

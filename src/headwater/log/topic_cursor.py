@@ -14,9 +14,8 @@ from headwater.disk.disk import Clock, Disk
 from headwater.errors import HeadwaterError
 from headwater.event import id_of, ticks_and_node
 from headwater.format.events import EventBatch
-from headwater.log.failures import offset_gone
 from headwater.log.follow import wait_for_more
-from headwater.log.log import Log
+from headwater.log.log import Log, offset_gone
 from headwater.log.reading import lost_between, pick
 from headwater.match.selection import Selection
 

@@ -21,8 +21,7 @@ from headwater.limits import (
 )
 from headwater.match import values
 from headwater.match.pattern import compile_pattern
-from headwater.match.refusal import bad_match
-from headwater.match.text import extended, is_extended
+from headwater.match.text import bad_match, extended, is_extended
 from headwater.match.values import ARRAYS, MISSING, UNORDERED, Each, Test, kind_of
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {

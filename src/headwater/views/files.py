@@ -12,8 +12,7 @@ from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import is_locked, locked
+from headwater.disk.disk import Clock, Disk, is_locked, locked
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.limits import BINDER_NAME_BYTES_MAX

@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from headwater.address import is_directory
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import is_locked, locked
+from headwater.disk.disk import Clock, Disk, is_locked, locked
 from headwater.errors import Conflict, Corrupt, Invalid, Unavailable
 from headwater.format import names
 from headwater.views.pipeline import Pipeline

@@ -1,18 +1,25 @@
-"""Sleeping on words of shared memory, across processes: Linux futexes, and polling where there are none.
+"""Memory that processes share: maps of files without a descriptor, and threads that sleep on words of it.
 
-A waiter gives the value that it saw; if the word has changed since, it does not sleep, so no wake-up is lost.
+Every open log maps its tail, and a process has far fewer descriptors than it may have logs; Python's own `mmap` keeps a
+copy of the file's descriptor until it is closed. Threads sleep on Linux futexes, and poll where there are none. A
+waiter gives the value that it saw; if the word has changed since, it does not sleep, so no wake-up is lost. Safe from
+any thread.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
+import os
 import platform
 import struct
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 POLL_S = 0.05  # how often to look where the kernel cannot wake us: 20 looks a second
 
@@ -89,3 +96,42 @@ def _wait_any(words: Sequence[tuple[Any, int, int]], timeout_s: float) -> None:
     result = _syscall(_FUTEX_WAITV_NUMBER, ctypes.byref(waiters), len(words), 0, ctypes.byref(limit), _CLOCK_MONOTONIC)
     if result == -1 and ctypes.get_errno() == errno.ENOSYS:
         time.sleep(min(timeout_s, POLL_S))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64 if ctypes.sizeof(ctypes.c_long) == 8 else ctypes.c_long,  # off_t, as `mmap` has it there
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _MappedPages:
+    """Mapped memory that numpy can look at; unmapped with the last view of it."""
+
+    def __init__(self, fd: int, size: int, *, write: bool) -> None:
+        self._unmap = _libc.munmap
+        self._address = 0
+        self._size = size
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, fd, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address = address
+        self.__array_interface__ = {"data": (address, not write), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if self._address:
+            self._unmap(self._address, self._size)
+
+
+def map_file(fd: int, size: int, *, write: bool) -> memoryview:
+    """Map the first `size` bytes of an open file, which may be closed then; raises OSError. Shared by all processes."""
+    return np.asarray(_MappedPages(fd, size, write=write)).data
