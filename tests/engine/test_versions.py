@@ -174,7 +174,7 @@ def test_more_keys_than_fit_the_memory_keep_their_versions(hw: Store, monkeypatc
     for number in range(40):
         key = b"k%d" % (number * 7 % 10)
         last[key] = hw.append("t", b"", key=key, expected_version=last.get(key, "none")).offset
-    assert len(hw.directory._topics.get("t").logs[0]._group.writer._admission._versions) <= 4
+    assert len(hw.directory._topics.get("t").logs[0]._group.writer._admission.versions) <= 4
 
 
 # Several at once

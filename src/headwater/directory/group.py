@@ -81,7 +81,10 @@ class Group:
         try:
             interruption = self.enter(rows, _getframe())
             if not rows.settled:
-                self._lead(rows)
+                if self._queue:
+                    self._lead(rows)
+                else:
+                    self._commit([rows])
         finally:
             self.leave(rows)
         if interruption is not None:
@@ -158,7 +161,7 @@ class Group:
         """Hand over the lead, if these rows have it. May be called again."""
         with self._mutex:
             if self._leader is rows:
-                self._leader = successor = self._successor()
+                self._leader = successor = self._successor() if self._queue else None
                 if successor is not None:
                     _wake(successor)
             elif not rows.settled and rows.leader is None:  # interrupted, and no leader has taken them
@@ -175,14 +178,13 @@ class Group:
         return None
 
     def _lead(self, rows: Rows) -> None:
+        """Commit the rows together with those that wait."""
         group = [rows]
         try:
-            if self._queue:
-                self._gather(group)
+            self._gather(group)
             self._commit(group)
         finally:
-            if len(group) > 1:
-                _settle(group)
+            _settle(group)
 
     def _commit(self, pending: list[Rows]) -> None:
         try:

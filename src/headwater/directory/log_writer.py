@@ -111,7 +111,7 @@ class LogWriter:
                 durable = (offset, end) if sync else (slot.durable_offset, slot.durable_position)
                 producers = end if stamped else slot.producers_position
                 slot = held.publish(tail, slot, offset, end, *durable, last_ticks, producers=producers)
-                if stamped or self._admission.watching:
+                if stamped or self._admission.versions:
                     self._admission.committed(group, slot)
         finally:
             held.release()

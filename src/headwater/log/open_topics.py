@@ -196,8 +196,13 @@ class OpenTopics(Generic[L]):
         try:
             log.append(rows)
         except NotFound:
-            log = self._successor(opened, log)
-            log.append(rows)
+            log = self.commit_to_successor(opened, log, rows)
+        return log
+
+    def commit_to_successor(self, opened: OpenTopic[L], log: L, rows: Rows) -> L:
+        """Append to the topic that took the name of a deleted one. Returns the log."""
+        log = self._successor(opened, log)
+        log.append(rows)
         return log
 
     def living(self, opened: OpenTopic[L], log: L) -> L:
