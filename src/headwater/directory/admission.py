@@ -71,9 +71,9 @@ class Admission:
         return answer is not None
 
     def committed(self, group: list[Rows], slot: TailSlot) -> None:
-        """Follow what this writer has just committed, after which the log is as `slot` tells."""
+        """Follow what this writer has just committed, after which `slot` is the state of the log."""
         stamped = False
-        followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
+        followed = self._known_at == (slot.generation, group[0].offset)  # no other process came in between
         for rows in group:
             if rows.producer is not None:
                 self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
@@ -82,7 +82,7 @@ class Admission:
                 followed = False  # it may hold any keys
             elif rows.key is not None:
                 self.versions[rows.key] = rows.offset + rows.count - 1
-        if stamped:  # else nobody has looked at what others brought before this commit
+        if stamped:  # else what others brought before this commit was not read
             self.producers.read_to(slot)
         if followed and len(self.versions) <= VERSIONS_MAX:
             self._known_at = slot.generation, slot.visible_offset

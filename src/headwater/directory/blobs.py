@@ -1,7 +1,7 @@
 """Huge events: spooled to a file of their own as they arrive, read back in verified chunks (docs/FORMAT.md, "Blob").
 
-No lock of the log is held while one arrives. A spool file is locked by whoever fills it, so that others can tell an
-orphan from one that is still growing.
+No lock of the log is held while one arrives. A spool file is locked by the process that fills it, so that others can
+tell an orphan from one that is still growing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verifying every checksum and invariant of a topic, or of all, without changing anything.
 
-Reads whole segments, and goes on behind damage, so that all of it is found at once. May run while others append: it
+Reads whole segments, and continues behind damage, so that all of it is found at once. May run while others append: it
 looks at what was visible when it began.
 """
 
@@ -75,7 +75,7 @@ def check_topics(
 
 
 def check_log(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is called with the bytes read."""
     slot, findings = check_tail(place)
     yield from findings
     bases, gaps = holes.survey(place)
@@ -138,7 +138,7 @@ def lost_findings(place: LogDirectory, path: Path | str, walked: Walk) -> Iterat
 
 
 def check_tail(place: LogDirectory) -> tuple[TailSlot | None, list[Finding]]:
-    """Return the state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
+    """Return the state in the tail, if it is of this boot, and what is wrong with it."""
     stored = b""
     for _ in range(100):  # a slot that is being written looks damaged for a moment
         try:
@@ -261,7 +261,7 @@ def _orphans(place: LogDirectory, base: int, segment: SegmentFile, stop: int) ->
 
 
 def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[Finding]:
-    """Yield the snapshot of producers that the active segment's header tells of, and those that are of no use."""
+    """Yield the snapshot of producers that the active segment's header names, if it is damaged, and unused ones."""
     path = place.producers(active)
     found: list[Finding] = []
     try:

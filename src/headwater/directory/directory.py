@@ -152,7 +152,7 @@ class Directory(LogBackend[LocalLog]):
     def _delete(self, opened: OpenTopic[LocalLog]) -> None:
         turns = WriterTurns()
         try:
-            for log in opened.logs:  # in the order of partitions, as everybody who locks several
+            for log in opened.logs:  # in the order of partitions, as every process that locks several
                 turns.take(log.transacting()).held.begin_deleting()
             self._catalogue.remove(opened.topic)
             for writer in turns.writers:

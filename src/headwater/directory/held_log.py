@@ -345,7 +345,7 @@ class HeldLog:
     # Without the lock
 
     def is_abandoned(self) -> bool:
-        """Return whether a process died in the middle of a commit: nobody holds the lock, and it is not finished."""
+        """Return whether a process died in the middle of a commit: the lock is free, and it is not finished."""
         tail = self._tail = self._tail or Tail.open(self._place)
         if tail is None or not tail.busy():
             return False

@@ -104,7 +104,7 @@ class LocalLog:
         self._group.append_all(group)
 
     def learn_keys(self, rows: Rows) -> None:
-        """Read the keys of the active segment before the lock is taken, if nobody has: it may take long.
+        """Read the keys of the active segment before the lock is taken, unless that was done: it may take long.
 
         So may fetching from the archive, where the key may be: what is fetched here is there when the lock is held.
         """
@@ -153,14 +153,14 @@ class LocalLog:
     seen = end  # a look costs nothing
 
     def pause_s(self) -> None:
-        """The process that appends wakes all who sleep on the tail."""
+        """Return None: the process that appends wakes all threads that sleep on the tail."""
 
     def state(self) -> TailSlot:
         """Return what is visible, durable and last."""
         return self._reader.slot()
 
     def secured(self) -> int:
-        """Up to where it is durable."""
+        """Return up to where it is durable."""
         return self.state().secured_offset
 
     def batches(
@@ -179,7 +179,7 @@ class LocalLog:
         return self._reader.batches(start, stop, backwards=backwards, types=types, key=key)
 
     def stored(self, start: int, stop: int) -> Iterator[Batch]:
-        """Every batch that holds the offsets from `start` to `stop`, also those that stand for lost events."""
+        """Return every batch that holds the offsets from `start` to `stop`, also those that stand for lost events."""
         return SegmentCursor(self._reader, start).batches(stop, lost=True)
 
     def take(self, batches: Sequence[Batch], spooled: Mapping[int, Path]) -> None:
@@ -208,7 +208,7 @@ class LocalLog:
     def remember(self, known: dict[str, ProducerState]) -> bool:
         """Remember what another log of the same uuid remembers of producers, durably; False if it must wait.
 
-        Nothing that it tells may be behind the end of this log.
+        Nothing in it may be behind the end of this log.
         """
         with self._group.exclusive() as writer:
             done, rolled = writer.remember(known)
@@ -232,7 +232,7 @@ class LocalLog:
         return self._reader.ticks_before_start()
 
     def first_ticks(self, start: int) -> int | None:
-        """Return the ticks of the event at `start`, the oldest one, if the archive tells them.
+        """Return the ticks of the event at `start`, the oldest one, if the archive has them.
 
         None if it is read here.
         """
@@ -287,7 +287,7 @@ class LocalLog:
         return time_of(ticks).isoformat() if ticks is not None else time_at(self, start, end)
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop` can be cut: at batches, or whole segments in the archive."""
+        """Return where the offsets from `start` to before `stop` can be cut: at batches, or at archived segments."""
         return self._reader.extents(start, stop, whole)
 
     def blob(self, batch: Batch) -> Blob:
@@ -312,7 +312,7 @@ class LocalLog:
                     writer.recover()
 
     def transacting(self) -> WriterTurn:
-        """The writer, for a transaction or a deletion by the caller's thread, which takes several in one order."""
+        """Return the writer's turn for a transaction or a deletion, which takes several in one order."""
         return self._group.exclusive()
 
     def sync(self) -> None:
@@ -359,7 +359,7 @@ class LocalLog:
     def close(self) -> None:
         """Release all files, after appends under way."""
         with self._group.exclusive() as writer:
-            self._group.let_go(writer)
+            self._group.close_files(writer)
         self._reader.close()
 
     def after_fork(self) -> None:
@@ -385,7 +385,7 @@ class LocalLog:
 
 
 def _identity(place: LogDirectory) -> int | None:
-    """Return what tells this log from one that is made in its place later; None without a lock on read-only media."""
+    """Return what distinguishes this log from a later one in its place; None without a lock on read-only media."""
     disk = place.disk
     if disk.inode(place.lock) is None:
         if disk.inode(place.path) is None:

@@ -36,12 +36,12 @@ class SegmentCursor:
         """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
-        for lost events come, too; else they are counted, and a warning tells of them.
+        for lost events come, too; else they are counted, and logged as a warning.
         """
         while True:
             try:
                 yield from self._batches(stop, types, key, lost=lost)
-            except StaleSegment:  # the reader paused for long: go on in the file that is there now
+            except StaleSegment:  # the reader paused for long: continue in the file that is there now
                 self._segment = None
             else:
                 return

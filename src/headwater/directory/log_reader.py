@@ -45,7 +45,7 @@ class LogReader:
     ) -> None:
         """`identity` is the inode of the log's lock: another one there means another log.
 
-        `on_damage` is told the segment whose index cannot be used. What was deleted here may be among the `archived`.
+        `on_damage` is called with a segment whose index cannot be used. What was deleted here may be `archived`.
         """
         self._place = place
         self._identity = identity
@@ -56,7 +56,7 @@ class LogReader:
         self._bases: list[int] = []
         self._local = 0  # the first of them that is on the local disk, as far as is known
         self._archived = archived
-        self._doubt: HeadwaterError | None = None  # why it cannot be told where the log begins
+        self._doubt: HeadwaterError | None = None  # why it is not known where the log begins
         self._joined: dict[int, int] = {}  # of each segment that was found to lead up to the next, where that begins
         self._segments = OpenSegments(place)
         self.key_indexes = KeyIndexes(place, on_damage)
@@ -65,7 +65,7 @@ class LogReader:
         self.used = 0  # the turn of `open_files` in which it was last
 
     def slot(self) -> TailSlot:
-        """What is visible now."""
+        """Return what is visible now."""
         self.used = open_files.turn
         tail = self._tail
         slot = tail.newest() if tail is not None else self._still
@@ -74,13 +74,13 @@ class LogReader:
         return slot
 
     def glance(self) -> TailSlot | None:
-        """What is visible, as far as that can be told without a wait: None if the log must be recovered first."""
+        """Return what is visible, without waiting; None if the log must be recovered first."""
         tail = self._tail or self._open_tail()
         slot = tail.newest() if tail is not None else None
         return slot if slot is not None and slot.boot_id == self._boot_id and slot.state == OPEN else None
 
     def start(self) -> int:
-        """The oldest readable offset."""
+        """Return the oldest readable offset."""
         slot = self.slot()
         bases = self._known_bases(slot)
         if self._doubt is not None:
@@ -90,7 +90,7 @@ class LogReader:
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
     def ticks_before_start(self) -> int:
-        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        """Return the ticks of the last event before the oldest readable one; 0 if there never was one."""
         while True:
             try:
                 return self._previous_ticks(self.start(), self.slot())
@@ -101,14 +101,14 @@ class LogReader:
                     raise
 
     def wait_on(self) -> Tail | None:
-        """The tail to sleep on; None if the log cannot change."""
+        """Return the tail to sleep on; None if the log cannot change."""
         self.slot()
         while (tail := self._tail) is None and self._still is None:
             self.slot()  # it came to rest in between
         return tail
 
     def wake(self) -> None:
-        """Wake whoever sleeps on the tail, also if this reader has come to rest since."""
+        """Wake the threads that sleep on the tail, also if this reader has come to rest since."""
         tail = self._tail or Tail.open(self._place)
         if tail is not None:
             tail.wake()
@@ -122,7 +122,7 @@ class LogReader:
         types: TypeTest | None = None,
         key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole.
+        """Return the batches that hold the offsets from `start` to `stop`, whole.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither.
         """
@@ -131,9 +131,9 @@ class LogReader:
         return SegmentCursor(self, start).batches(stop, types, key)
 
     def version(self, key: bytes, slot: TailSlot) -> int | None:
-        """The offset of the key's last event among those that `slot` makes visible; None if there is none.
+        """Return the offset of the key's last event among those that `slot` makes visible; None if there is none.
 
-        Takes no lock of the log, so that a writer may ask while it holds that.
+        Takes no lock of the log, so that a writer may call it while it holds that.
         """
         try:
             for batch in self._backwards(0, slot.visible_offset, None, key, slot):
@@ -146,14 +146,14 @@ class LogReader:
         return None
 
     def offset_at(self, ticks: int) -> int:
-        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        """Return the first offset whose event has these ticks or later ones; the end if there is none."""
         while True:
             try:
                 return self._offset_at(ticks)
             except StaleSegment:
                 continue
             except NotFound as error:
-                if error.code != "offset_gone":  # else retention came in between: look again in what is left
+                if error.code != "offset_gone":  # else retention came in between: search what is left
                     raise
 
     def _offset_at(self, ticks: int) -> int:
@@ -183,7 +183,7 @@ class LogReader:
         return found
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop` can be cut: at batches, by what the indexes say.
+        """Return where the offsets from `start` to before `stop` can be cut: at batches, by what the indexes say.
 
         A part of a segment that has up to `whole` bytes is not looked into; nor is one that is in the archive alone.
         """
@@ -199,7 +199,7 @@ class LogReader:
         return joined(found)
 
     def _extents(self, base: int, start: int, stop: int, whole: int, slot: TailSlot) -> Extents:
-        """Those of one segment."""
+        """Return those of one segment."""
         part = self.archived_part(base)
         if part is not None:
             return Extents.of([start], [part.log_bytes * (stop - start) // (part.end - part.start)])
@@ -217,12 +217,12 @@ class LogReader:
         return Extents(starts, np.diff(positions, append=max(last, int(positions[-1]))))
 
     def local_start(self) -> int:
-        """The oldest offset that is on the local disk; what is before it is in the archive, or gone."""
+        """Return the oldest offset that is on the local disk; what is before it is in the archive, or gone."""
         self.start()
         return self._local
 
     def archived_part(self, base: int) -> HistoryFile | None:
-        """The file of a segment that is in the archive and not here, as far as is known without a look; else None."""
+        """Return the file of a segment that is in the archive only, as far as is known without a look; else None."""
         return self._archived.part(base) if self._archived is not None and base < self._local else None
 
     def is_archived_only(self, base: int) -> bool:
@@ -230,21 +230,21 @@ class LogReader:
         return self._archived is not None and base < self._local
 
     def in_archive(self) -> bool:
-        """Whether the oldest events are only in the archive, as far as is known without a look."""
+        """Return whether the oldest events are only in the archive, as far as is known without a look."""
         return bool(self._bases) and self._bases[0] < self._local
 
     def first_ticks(self, base: int) -> int | None:
-        """The ticks of the first event of a segment that is in the archive alone; None if it is here, or has none."""
+        """Return the ticks of the first event of a segment that is in the archive only; None for others."""
         part = self.archived_part(base)
         return None if part is None else part.first_ticks or None
 
     def _previous_ticks(self, base: int, slot: TailSlot) -> int:
-        """The ticks of the last event before a segment, which is not fetched from the archive for that."""
+        """Return the ticks of the last event before a segment, which is not fetched from the archive for that."""
         part = self.archived_part(base)
         return part.previous_ticks if part is not None else self.segment(base, slot).header.previous_ticks
 
     def _offset_near_end(self, segment: SegmentFile, slot: TailSlot, ticks: int) -> int:
-        """The first offset of the active segment with these ticks or later ones, looked for from its end."""
+        """Return the first offset of the active segment with these ticks or later ones, searching from its end."""
         found = slot.visible_offset
         for batch in segment.backwards(self.end_position(segment, slot), found):
             if batch.last_ticks < ticks:
@@ -253,7 +253,7 @@ class LogReader:
         return found
 
     def locate(self, segment: SegmentFile, slot: TailSlot, offset: int) -> tuple[int, int]:
-        """Position and base offset of the batch that holds an offset: from the nearer end of an active segment."""
+        """Return position and base offset of the batch that holds an offset, from the nearer end of a segment."""
         end = self.end_position(segment, slot)
         active = segment.base == slot.segment and not segment.header.packed
         if active and slot.visible_offset - offset < offset - segment.base:
@@ -265,9 +265,9 @@ class LogReader:
         return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: TailSlot) -> SegmentFile:
-        """An open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive.
+        """Return an open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive.
 
-        Raises Corrupt if it is missing though nobody deleted it.
+        Raises Corrupt if it is missing though retention did not delete it.
         """
         try:
             return self._segments.get(base, slot, here=base == slot.segment or self.is_here(base))
@@ -286,7 +286,7 @@ class LogReader:
             raise missing(self._place, base, self.end_offset(base, slot)) from error
 
     def end_offset(self, base: int, slot: TailSlot) -> int:
-        """Where the events of a segment end."""
+        """Return where the events of a segment end."""
         bases = self._known_bases(slot)
         at = bisect_right(bases, base)
         return bases[at] if at < len(bases) else slot.visible_offset
@@ -307,13 +307,13 @@ class LogReader:
             raise missing(self._place, ended, end)
 
     def end_position(self, segment: SegmentFile, slot: TailSlot) -> int:
-        """Where the readable bytes of a segment end."""
+        """Return where the readable bytes of a segment end."""
         if segment.base == slot.segment and not segment.header.packed:
             return slot.visible_position
         return segment.size()
 
     def base_of(self, offset: int, slot: TailSlot) -> int:
-        """The first offset of the segment that holds an offset."""
+        """Return the first offset of the segment that holds an offset."""
         bases = self._known_bases(slot)
         at = bisect_right(bases, offset) - 1
         if at < 0:
@@ -321,11 +321,11 @@ class LogReader:
         return bases[at]
 
     def gone(self, offset: int) -> NotFound:
-        """That retention has deleted an offset."""
+        """Return the error for an offset that retention has deleted."""
         return offset_gone(self._place, offset, self._oldest())
 
     def close(self) -> None:
-        """Let go of the files; batches that were handed out stay valid, and it can be used again."""
+        """Close the files; batches that were handed out stay valid, and it can be used again."""
         self._segments.clear()
         self._tail = None
         if self._archived is not None:
@@ -376,7 +376,7 @@ class LogReader:
         return self._still
 
     def _known_bases(self, slot: TailSlot) -> list[int]:
-        """The segments up to the active one, those in the archive alone among them.
+        """Return the segments up to the active one, with those that are in the archive only.
 
         A later one, which a roll is just making, is not in use. Those at the beginning may have been deleted since.
         None at all if the slot is that old.
@@ -387,7 +387,7 @@ class LogReader:
             local = bases[0] if bases else slot.segment
             self._doubt = None
             if bases and bases[-1] != slot.segment:
-                bases.append(slot.segment)  # it is missing, which whoever reads it is told; or retention deleted it
+                bases.append(slot.segment)  # it is missing, and reading it raises; or retention deleted it
             if local and bases:
                 try:
                     before = self._archived.before(local) if self._archived is not None else []
@@ -401,11 +401,11 @@ class LogReader:
         return bases
 
     def is_here(self, base: int) -> bool:
-        """Whether a segment is on the local disk now."""
+        """Return whether a segment is on the local disk now."""
         return self._place.disk.inode(self._place.segment(base)) is not None
 
     def _oldest(self) -> int:
-        """The first offset of the oldest segment that is there now."""
+        """Return the first offset of the oldest segment that is there now."""
         while True:
             slot, self._bases = self.slot(), []
             bases = self._known_bases(slot)
@@ -413,17 +413,17 @@ class LogReader:
                 raise self._doubt
             if bases:
                 return bases[0]
-            if self.slot() == slot:  # nobody rolled meanwhile: the active one must have been there
+            if self.slot() == slot:  # no roll came in between: the active one must have been there
                 raise missing(self._place, slot.segment, slot.visible_offset)
 
     def _backwards(
         self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: TailSlot, *, tell: bool = False
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones on the way."""
+        """Yield the batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones."""
         stop = min(stop, slot.visible_offset)
         while start < stop:
             bases = self._known_bases(slot)
-            if not bases or stop <= bases[0]:  # all that is there was read, and more was asked for
+            if not bases or stop <= bases[0]:  # all that is there was read, and more is wanted
                 raise self.gone(start)
             try:
                 self.check_joined(self.base_of(stop - 1, slot), slot, stop)
@@ -439,13 +439,13 @@ class LogReader:
                     stop = min(stop, batch.base_offset)
                     if not batch.flags & LOST:
                         yield batch
-            except StaleSegment:  # whoever reads paused for long: go on in the file that is there now
+            except StaleSegment:  # the reader paused for long: continue in the file that is there now
                 continue
             warn(self._place, within(lost, max(start, base), stop)[::-1])
             stop = base
 
     def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: BatchPositions | None) -> Iterator[Batch]:
-        """The batches of one segment from the one that holds `stop - 1` back: those found, or all."""
+        """Yield the batches of one segment from the one that holds `stop - 1` back: those found, or all."""
         segment = self.segment(base, slot) if found is None else found.segment
         if segment is None:
             return

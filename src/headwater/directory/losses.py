@@ -45,7 +45,7 @@ class Losses:
         if not self._any():
             return []
         if self._known[0] != slot.generation:
-            self._known = slot.generation, {}  # a repair made segments anew
+            self._known = slot.generation, {}  # a repair rewrote segments
         known = self._known[1]
         if base in known:
             return known[base]

@@ -1,7 +1,7 @@
 """What a log remembers of its producers, so that a retry gets the first answer (docs/FORMAT.md, "Producers").
 
-The truth is in the batches of the active segment and in the snapshot that was made when it was begun. For whoever
-holds the log's lock.
+The truth is in the batches of the active segment and in the snapshot that was made when it was begun. For the
+thread that holds the log's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ProducerMemory:
         self._position = HEADER_BYTES  # up to where the active segment is read
 
     def answer(self, producer: Producer, slot: TailSlot) -> ProducerAnswer | None:
-        """Return what this request was told before; None if it is new.
+        """Return the answer that this request got before; None if it is new.
 
         Raises Fenced for an old epoch, and Conflict for an old request whose answer is forgotten.
         """

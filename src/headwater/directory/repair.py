@@ -1,7 +1,7 @@
 """Repairing a damaged log: what cannot be read is cut out, kept beside the log, and marked as lost.
 
 `plan` only looks. `apply` runs under the log's lock. Offsets never move: where events were lost, a `lost` batch
-stands for their offsets. What is rebuildable (tail, index) is simply made again.
+stands for their offsets. What is rebuildable (tail, index) is simply rebuilt.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
         else:
             what = f"start the segment over; {lost}"
             if apply:
-                _begin_anew(place, [base for base in bases if base < start][-1], start, end)
+                _restart_segment(place, [base for base in bases if base < start][-1], start, end)
         actions.append(_action(place, Path(gap.path), what, done=apply))
     return actions
 
 
-def _begin_anew(place: LogDirectory, before: int, start: int, end: int) -> None:
+def _restart_segment(place: LogDirectory, before: int, start: int, end: int) -> None:
     """Make the active segment, with a batch that stands for its lost events, behind the segment `before`."""
     segment = SegmentFile(place, before)
     try:
@@ -203,7 +203,7 @@ def _forget_producers(place: LogDirectory, path: Path, *, apply: bool) -> Action
 
 
 def _rewrite(place: LogDirectory, mend: Mend) -> list[str]:
-    """Write a segment anew without its damage; returns where the cut bytes are kept."""
+    """Rewrite a segment without its damage; returns where the cut bytes are kept."""
     segment = SegmentFile(place, mend.base, header=mend.header)
     kept: list[str] = []
     try:

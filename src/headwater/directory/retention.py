@@ -59,7 +59,7 @@ class SegmentFiles(msgspec.Struct, frozen=True):
 
 
 def survey(place: LogDirectory, slot: TailSlot) -> list[SegmentFiles]:
-    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count.
+    """Return the segments of a log, oldest first, the active one last. Space that it has reserved does not count.
 
     None if the slot is so old that what was active then is deleted.
     """
@@ -89,7 +89,7 @@ def due(place: LogDirectory, slot: TailSlot, segments: list[SegmentFiles], rules
 
 
 def outlived(place: LogDirectory, slot: TailSlot, rules: Rules) -> bool:
-    """Whether every event of the active segment is too old to be kept, and may go once the segment is finished."""
+    """Return whether every event of the active segment is too old to be kept: it may go once it is finished."""
     age_ms = rules.settings.retention_age_ms
     old = age_ms and slot.last_ticks < place.clock.ticks() - age_ms * TICKS_PER_MS
     return bool(old and slot.visible_position > HEADER_BYTES and rules.free(slot.visible_offset))
@@ -172,7 +172,7 @@ def orphans(place: LogDirectory, oldest: int) -> dict[int, list[str]]:
         base = _base_of(name)
         if base is not None and base < oldest and not name.endswith(".log"):
             found.setdefault(base, []).append(name)
-    # Asked for by its name: a directory that is read while a packed segment takes its place may not show either.
+    # Looked up by its name: a directory that is read while a packed segment takes its place may not show either.
     return {base: names for base, names in found.items() if place.disk.inode(place.segment(base)) is None}
 
 
@@ -182,8 +182,8 @@ def sweep(place: LogDirectory) -> None:
     try:
         left = orphans(place, bases[0]) if bases else {}
         if left:
-            # Whoever deleted the segment may have died before that was durable: if a power loss brought it back, it
-            # would need its blobs.
+            # The process that deleted a segment may have died before that was durable: if a power loss brought it
+            # back, it would need its blobs.
             place.disk.sync_directory(place.path)
         for base in left:
             _remove_rest(place, base)
@@ -192,7 +192,7 @@ def sweep(place: LogDirectory) -> None:
 
 
 def _take_away(place: LogDirectory, base: int, wait_s: float) -> Outcome:
-    """Remove the file of a segment, waiting for whoever seals it; raises Unavailable when that takes too long."""
+    """Remove the file of a segment, waiting for a process that seals it; raises Unavailable if that takes too long."""
     deadline = place.clock.monotonic() + wait_s
     while (outcome := _try_to_take_away(place, base)) == "busy" and wait_s:
         if place.clock.monotonic() > deadline:
@@ -281,7 +281,7 @@ def _remove(place: LogDirectory, base: int, path: Path) -> None:
 
 
 def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
-    """Return the ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
+    """Return the ticks of the last event of a finished segment. If they are unknown, it counts as new."""
     try:
         return read_header(place, segment.end).previous_ticks
     except (Corrupt, NotFound):
@@ -309,7 +309,7 @@ class Keeper:
     ) -> None:
         """What is not in the `archive`, if the directory has one, is not deleted.
 
-        `follows` tells that it is a replica, which keeps what its source keeps, whatever is said of its topics.
+        `follows` says that it is a replica, which keeps what its source keeps, whatever its topics' settings are.
         """
         self.slowest = slowest
         self._follows = follows
@@ -340,7 +340,7 @@ class Keeper:
             if topic.settings.overflow == "refuse":
                 rules = self._rules(place, topic)
                 if self._archive is not None and self._archive.url() is not None:
-                    # As far as the directory knows: nothing is asked over a network before an append.
+                    # As far as the directory knows: no request over a network before an append.
                     known = local_manifest.read(place)
                     rules = msgspec.structs.replace(rules, archived=known.end if known is not None else 0)
                 refusal = full(place, slot, rules)
@@ -393,13 +393,13 @@ class Keeper:
         """
         if not chosen or self._archive is None or self._archive.url() is None:
             return chosen
-        # The store is asked only if the directory knows of something: an archiver has left a copy of the manifest.
+        # The store is queried only if the directory knows of something: an archiver has left a copy of the manifest.
         known: HistoryManifest | None = local_manifest.read(place)
         if known is not None and local_manifest.holds(place, known, chosen[0].base, chosen[0].end):
             known = self._archive.covered(place, self._catalogue.find(place.topic))
         for number, segment in enumerate(chosen):
             if known is None or not local_manifest.holds(place, known, segment.base, segment.end):
-                # An archiver may be a roll behind. If it is still the same one, nobody archives.
+                # An archiver may be a roll behind. If it is still the same one, no archiver runs.
                 if self._kept.get(place.uuid) == segment.base:
                     log.warning("%s: the segment at offset %d is not in the archive, and is kept", place, segment.base)
                 self._kept[place.uuid] = segment.base

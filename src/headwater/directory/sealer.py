@@ -34,7 +34,7 @@ from headwater.log.packing import Pause, packed, runs, too_large
 
 log = logging.getLogger("headwater")
 
-WORK_S = 0.002  # how long to work before standing back: a thread that computes holds up all who append
+WORK_S = 0.002  # how long to work before a pause: a thread that computes holds up all appends
 REST = 1.0  # rest per work: half of one core at most
 BUSY_POLL_S = 0.005  # how often to look whether another process has released a segment that it seals
 REST_S_MAX = 0.1  # and not for as long as the process was stopped: the caller that closes the log waits for it
@@ -54,11 +54,11 @@ class Sealer:
         self._stopping = False
 
     def rolled(self, place: LogDirectory) -> None:
-        """A segment of this log was finished."""
+        """Seal the segment of this log that was just finished."""
         self._begin(place, None)
 
     def damaged(self, place: LogDirectory, base: int) -> None:
-        """The index of a finished segment is of no use: it is made again, where that can be written."""
+        """Rebuild the index of a finished segment, which is of no use, where that can be written."""
         if place.disk.writable(place.lock):
             self._begin(place, base)
 
@@ -143,7 +143,7 @@ def _seal_or_wait(place: LogDirectory, base: int) -> bool:
 
 
 def seal_each(place: LogDirectory, pause: Pause) -> Iterator[int]:
-    """The same, one at a time: 1 for each segment that was sealed, 0 if another process is at it or it is gone."""
+    """Seal the finished segments one at a time: yields 1 for each, 0 if another process is at it or it is gone."""
     bases = place.segments()
     for base in unsealed(place, bases[-1]) if bases else ():
         yield int(_seal(place, base, pause))
@@ -151,7 +151,7 @@ def seal_each(place: LogDirectory, pause: Pause) -> Iterator[int]:
 
 def reindex(place: LogDirectory, base: int, pause: Pause = lambda: None) -> bool:
     """Make the index of a finished segment again from what it holds; False if another process is at it."""
-    return _seal(place, base, pause, anew=True)
+    return _seal(place, base, pause, rebuild=True)
 
 
 def reindex_all(places: list[LogDirectory], progress: Progress | None) -> int:
@@ -166,9 +166,9 @@ def reindex_all(places: list[LogDirectory], progress: Progress | None) -> int:
     return made
 
 
-def _seal(place: LogDirectory, base: int, pause: Pause, *, anew: bool = False) -> bool:
+def _seal(place: LogDirectory, base: int, pause: Pause, *, rebuild: bool = False) -> bool:
     try:
-        return seal(place, base, pause, anew=anew)
+        return seal(place, base, pause, rebuild=rebuild)
     except FileNotFoundError:  # removed meanwhile
         return False
     except OSError as error:
@@ -194,11 +194,11 @@ class _Pacer:
             self._began = self._clock.monotonic()
 
 
-def seal(place: LogDirectory, base: int, pause: Pause = lambda: None, *, anew: bool = False) -> bool:
+def seal(place: LogDirectory, base: int, pause: Pause = lambda: None, *, rebuild: bool = False) -> bool:
     """Pack and index one finished segment; False if another process is at it.
 
-    `anew` makes its index also where there is one. `pause` is called between pieces of work; it may sleep to leave the
-    processor to others, or raise to stop.
+    `rebuild` makes its index also where there is one. `pause` is called between pieces of work; it may sleep to leave
+    the processor to others, or raise to stop.
     """
     disk = place.disk
     path = place.segment(base)
@@ -206,7 +206,7 @@ def seal(place: LogDirectory, base: int, pause: Pause = lambda: None, *, anew: b
         if not disk.try_lock(file.fileno()) or disk.inode(path) != disk.inode(file.fileno()):
             return False
         with contextlib.closing(SegmentFile(place, base)) as segment:
-            if not anew and segment.index() is not None:
+            if not rebuild and segment.index() is not None:
                 return True
             if segment.header.packed or not _worth_packing(place, segment):
                 _write_index(place, segment, pause)
@@ -277,7 +277,7 @@ def _types_of(batch: Batch) -> set[bytes]:
 
 
 def _worth_packing(place: LogDirectory, segment: SegmentFile) -> bool:
-    """Not if its batches have about the right size already: then rewriting would only cost."""
+    """Return whether packing pays: not if the batches have about the right size already."""
     batches = len(segment.map(segment.size()).positions)
     return batches > 2 * max(1, segment.size() // place.limits.pack_bytes) or too_large(
         segment.size() // max(1, batches), place

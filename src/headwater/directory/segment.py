@@ -2,7 +2,7 @@
 
 A segment file is never changed below what is visible, and a sealed one is replaced as a whole, so an open
 `SegmentFile` stays right for as long as it is held. One that `rests` closes its file between two uses when the process
-has many open; if another file has its name when it is needed again, that is told. Safe from several threads.
+has many open; if another file has its name when it is needed again, that raises. Safe from several threads.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SegmentFile:
         self._index_tried = False
         self._keys = KeyRuns(HEADER_BYTES, base)
         self._place = place
-        self._begins_with = self._pread(HEADER_BYTES, 0)  # what tells it from a file that takes its place
+        self._begins_with = self._pread(HEADER_BYTES, 0)  # what distinguishes it from a file that takes its place
         self.header = header or self._read_header(place.uuid)
         self._rests = rests
         if rests:
@@ -234,9 +234,9 @@ class SegmentFile:
         return self._index_tried and self._index is None
 
     def key_positions(self, hash: int, end: int) -> Positions | None:
-        """Where the batches up to position `end` are that may hold a key with this hash, ascending; without an index.
+        """Return where the batches up to position `end` are that may hold a key with this hash, ascending.
 
-        None if that cannot be told, because one of them is damaged. The first call reads the keys of all batches, later
+        None if one of them is damaged. Needs no index. The first call reads the keys of all batches, later
         ones those of new batches.
         """
         if end >= POSITION_MAX:

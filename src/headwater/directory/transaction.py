@@ -1,6 +1,6 @@
 """Transactions: appends to several topics and partitions, and acks, all or nothing.
 
-In one partition it is one batch, as cheap as any. Over several, the journal commits it (see `storage.journal`): locks
+In one partition it is one batch, as cheap as any. Over several, the journal commits it (see `journal`): locks
 in one order, one entry with the final bytes, then each log is written and made visible.
 """
 
@@ -85,7 +85,7 @@ class DirectoryTransaction(LogTransaction[LocalLog]):
             moves = {consumer: consumer.moves(events) for consumer, events in self._acks.items()}
             journaled = _commit(by_log, [move for each in moves.values() for move in each], self._journal)
         except (Conflict, Fenced, Invalid):
-            # Of a retry, versions have gone on and events are acked. What it brings tells whether it is one.
+            # Of a retry, versions have moved and events are acked. Its rows say whether it is one.
             if self._producer is None or not _recalled(by_log):
                 raise
         else:
@@ -140,7 +140,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     """Commit what each log and consumer gets; whether the journal was needed for it."""
     if not by_log and not moves:
         return False
-    # Everybody who holds several logs takes them in this order.
+    # Every process that holds several logs takes them in this order.
     logs = sorted(by_log, key=lambda log: (log.place.topic, log.place.partition))
     journaled = len(logs) > 1 or bool(moves) or not one_batch(by_log[logs[0]], logs[0].place.limits)
     turns = WriterTurns()
@@ -180,7 +180,7 @@ def _commit_held(
     except BaseException as error:
         if file is not None and file.committed:
             raise  # an interrupt, too late: the process that locks the logs next finishes it
-        # An entry that could be neither written nor made void may yet be found: nobody must append before that.
+        # An entry that could be neither written nor made void may yet be found: nothing must be appended before that.
         doubtful = file is not None and file.unfinished
         for writer, prepared in parts:
             writer.drop(prepared, freeze=doubtful)

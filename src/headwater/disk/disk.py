@@ -106,9 +106,9 @@ def _sparing(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 
 def _shared(directory: Path) -> int:
-    """What the group of a directory may do with all that is made in it: what it may with a directory made for it.
+    """Return what the group of a directory may do with all that is made in it: what it may do with the directory.
 
-    That lets in the group and nobody else, or lets it write; not so 0755, which nobody chose. Others get nothing. The
+    That lets in the group only, or lets it write; not so 0755, which is just a default. Others get nothing. The
     umask narrows it.
     """
     mode = os.stat(directory).st_mode
@@ -189,7 +189,7 @@ class Disk:
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def open_append(self, path: Path) -> int:
-        """Open a file, made if it is not there, whose writes go to its end: a log for people, which nobody syncs."""
+        """Open a file, made if it is not there, whose writes go to its end: a log for people, which is not synced."""
         return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
 
     def append(self, fd: int, data: bytes) -> None:
@@ -204,7 +204,7 @@ class Disk:
     def inode(self, where: int | Path) -> int | None:
         """Return what identifies the file behind a descriptor or a path; None if there is none.
 
-        A file that nobody holds open may leave its number to the next, so the time of its last change is part of it.
+        A file that no process holds open may leave its number to the next, so the time of its last change is included.
         """
         try:
             found = os.stat(where)
@@ -291,7 +291,7 @@ class Disk:
         os.utime(path)
 
     def used_ns(self, path: Path) -> int:
-        """When a file was touched or written last, in nanoseconds; it must be there."""
+        """Return when a file was touched or written last, in nanoseconds; it must be there."""
         return os.stat(path).st_mtime_ns
 
     def remove_tree(self, path: Path) -> None:
@@ -348,7 +348,7 @@ class Disk:
             os.fchmod(fd, found.st_mode & 0o777)
 
     def create_temporary(self, path: Path, make: Callable[[Path], int] | None = None) -> tuple[Path, int]:
-        """Return a new file beside `path`, locked until its `release` so that nobody sweeps it away."""
+        """Return a new file beside `path`, locked until its `release` so that no process removes it as abandoned."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
             fd = (make or self.create)(temporary)
@@ -370,7 +370,7 @@ class Disk:
         mapped[position : position + len(data)] = data
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file, if nobody has it. It ends with the process that holds it."""
+        """Take the exclusive lock of an open file, if it is free. It ends with the process that holds it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -381,11 +381,11 @@ class Disk:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def unlocking(self, fd: int) -> Callable[[], object]:
-        """What unlocks an open file, locked or not, for a `finally`: it is C, so that no signal comes before it."""
+        """Return what unlocks an open file, locked or not, for a `finally`: in C, so that no signal comes before it."""
         return partial(fcntl.flock, fd, fcntl.LOCK_UN)
 
     def guard(self, fd: int) -> FileIO:
-        """The file of a descriptor, closed and so unlocked at the end of its `with`; a forked child has it closed.
+        """Return the file of a descriptor, closed and so unlocked at the end of its `with`, and in a forked child.
 
         That `with` is C: a signal handler that raises comes before it or after it, and never leaves the file locked.
         """

@@ -49,7 +49,7 @@ class _FutexWaiter(ctypes.Structure):
 
 
 def wake(mapped: Any, position: int) -> None:
-    """Wake all who wait on the word."""
+    """Wake all threads that wait on the word."""
     if _syscall is not None:
         word = ctypes.c_uint32.from_buffer(mapped, position)
         _syscall(_FUTEX_NUMBER, ctypes.byref(word), _FUTEX_WAKE, _ALL, None, None, 0)

@@ -393,7 +393,7 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
 
 
 def torn(buffer: memoryview, position: int, offset: int) -> bool:
-    """Whether a batch that begins with this offset at `position` has a sound header, and ends behind the buffer."""
+    """Return whether a batch with this offset begins at `position`, with a sound header, and ends behind the buffer."""
     head = position + HEADER_BYTES
     if head > len(buffer):
         return False
@@ -422,7 +422,7 @@ def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
 
 
 def header_sound(buffer: memoryview, position: int) -> bool:
-    """Whether the checksum of a header is right, without a look at what it says: for walking over many batches."""
+    """Return whether the checksum of a header is right, without decoding it: for walking over many batches."""
     _, crc, size, _, _, _, _, _, _, n = _HEADER.unpack_from(buffer, position)
     first = position + HEADER_BYTES + ENTRY_BYTES * n
     if not n:

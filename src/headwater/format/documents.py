@@ -92,7 +92,7 @@ def _encoders() -> tuple[Callable[[Any], str], Callable[[Any], str]]:
 
 
 def _plain(value: Any) -> Any:
-    """The same value with documents as objects."""
+    """Return the same value with documents as objects."""
     if isinstance(value, Document):
         return {"id": value.id, "version": value.version, "data": value.data}
     if isinstance(value, dict):

@@ -109,7 +109,7 @@ def check_size(size: int, limits: Limits) -> None:
 
 
 def check_version(expected: Version | None, key: bytes | None) -> int | None:
-    """What rows must find of their key; None if that does not matter."""
+    """Return the version that rows must find of their key; None if that does not matter."""
     if expected is None:
         return None
     if key is None:
@@ -122,7 +122,7 @@ def check_version(expected: Version | None, key: bytes | None) -> int | None:
 
 
 def check_producer(producer: Producer | tuple[str, int, int] | None, limits: Limits) -> Producer | None:
-    """The producer of a request, checked."""
+    """Return the producer of a request, checked."""
     if producer is None:
         return None
     try:
@@ -146,7 +146,7 @@ def _not_a_producer(producer: object) -> Invalid:
 
 
 def is_stream(data: object) -> bool:
-    """Whether data arrives in pieces: a file, or an iterator of bytes."""
+    """Return whether data arrives in pieces: a file, or an iterator of bytes."""
     return hasattr(data, "read") or hasattr(data, "__next__")
 
 
@@ -176,7 +176,7 @@ def _text_pieces(found: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def pieces(data: IO[bytes] | Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a stream."""
+    """Yield the pieces of a stream."""
     read = getattr(data, "read", None)
     source: Iterable[Any] = iter(lambda: read(BLOB_CHUNK_BYTES), b"") if read is not None else data
     for piece in source:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headwater.format.settings import TopicRecord
 
 FORMAT = 1
-FORM = "parquet"  # what tells an archive from one of segments, which earlier versions wrote
+FORM = "parquet"  # distinguishes an archive from one of segments, which earlier versions wrote
 RECORDS = "_headwater"  # the folder of all that is not a table: readers of tables pass over names that begin so
 ROOT = f"{RECORDS}/archive.json"
 OLD_ROOT = "archive.json"  # of an archive of segments

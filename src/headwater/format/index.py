@@ -1,7 +1,7 @@
 """The index of a sealed segment: where its batches are, which types and keys they hold (docs/FORMAT.md, "Index").
 
 An index is encoded and verified as a whole. To find one key, `decode_head` takes all but the key entries, which may
-be megabytes, and `KeyPages` tells which page of them to read.
+be megabytes, and `KeyPages` says which page of them to read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KeyPages(msgspec.Struct, frozen=True):
 class Index(msgspec.Struct, frozen=True):
     """Batches of one segment, in order. `types` maps each type to the numbers of its batches; None: not kept.
 
-    `keys` are the key entries, where all were read; `pages` tells where they are, where only the head was. Both are
+    `keys` are the key entries, where all were read; `pages` says where they are, where only the head was. Both are
     None if the index has none: earlier versions kept no keys.
     """
 

@@ -56,7 +56,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def turn_of(producer: str, seq: int, partitions: int) -> int:
-    """The partition of a producer's request that has no key: the next one for each seq, the same for each retry."""
+    """Return the partition of a producer's request without a key: the next for each seq, the same for a retry."""
     return (crc32c(producer.encode()) + seq) % partitions
 
 
@@ -66,7 +66,7 @@ def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
 
 
 def partitions_of_column(keys: Column, partitions: int) -> I64:
-    """The same for the keys of a column; one for a constant column. A key that is null counts as an empty one."""
+    """Return the partition of each key of a column; one for a constant column. A null key counts as an empty one."""
     return crc32c_of_each(keys) * partitions >> 32
 
 

@@ -29,7 +29,7 @@ assert _STAMP.size == STAMP_BYTES
 
 
 class Producer(msgspec.Struct, frozen=True, gc=False):
-    """Who appends, so that a retry is told from a new request: `seq` grows; a newer `epoch` shuts out older ones."""
+    """Who appends, so that a retry is no new request: `seq` grows; a newer `epoch` shuts out older ones."""
 
     id: str
     epoch: int
@@ -41,7 +41,7 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What a request was told: where its events are."""
+    """The answer to a request: where its events are."""
 
     seq: int
     offset: int
@@ -104,7 +104,7 @@ def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, Produc
 
 
 def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswer | None:
-    """Return what a request was told before, by what is known of all producers; raises as `ProducerMemory.answer`."""
+    """Return the answer that a request got before, by what is known of all producers; raises Fenced and Conflict."""
     mine = known.get(producer.id)
     if mine is None:
         return None
@@ -130,10 +130,10 @@ def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswe
 
 
 def note(known: dict[str, ProducerState], producer: Producer, answer: ProducerAnswer, limits: Limits) -> None:
-    """Remember the answer to a request; who was silent longest is forgotten when there are too many."""
+    """Remember the answer to a request; the one silent for longest is forgotten when there are too many."""
     mine = known.pop(producer.id, None) or ProducerState(producer.epoch, [])
     mine.epoch = producer.epoch
-    if not mine.answers or mine.answers[-1].offset < answer.offset:  # else whoever was interrupted has noted it
+    if not mine.answers or mine.answers[-1].offset < answer.offset:  # else it was noted before an interruption
         mine.answers.append(answer)
     del mine.answers[: -limits.producer_answers_max]
     known[producer.id] = mine

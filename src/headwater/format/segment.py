@@ -92,5 +92,5 @@ class SegmentWindow:
             offset += batch.count
 
     def torn(self, position: int, offset: int) -> bool:
-        """Whether a batch with this offset begins at a position, and more of it was to come than the window has."""
+        """Return whether a batch with this offset begins at a position, and ends behind the window."""
         return torn(self.buffer, position - self.start, offset)

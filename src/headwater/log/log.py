@@ -38,7 +38,7 @@ class LogIdentity(Protocol):
 
 
 class LogProgress(Protocol):
-    """How far a log has come. What is secured can be told of outside of it: no crash takes it back."""
+    """How far a log has come. What is secured can be mentioned outside of it: no crash takes it back."""
 
     @property
     def visible_offset(self) -> int: ...
@@ -131,13 +131,13 @@ class Log(Protocol):
         """Return the offset that the next event will get."""
 
     def seen(self) -> int:
-        """The same for callers that poll: where a look costs, it may be as old as `pause_s` allows."""
+        """Return the end for callers that poll: where a look costs, it may be as old as `pause_s` allows."""
 
     def pause_s(self) -> float | None:
-        """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
+        """Return after how many seconds a sleeper should poll; None if every append wakes it."""
 
     def secured(self) -> int:
-        """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
+        """Return up to where it is durable, at least: a crash does not take that back. Does not look for more."""
 
     def state(self) -> LogProgress:
         """Return how far it has come; raises NotFound if its topic was deleted."""
@@ -151,10 +151,9 @@ class Log(Protocol):
         types: TypeTest | None = None,
         key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not.
+        """Yield the batches that hold the offsets from `start` to `stop`, whole, less some that hold nothing wanted.
 
-        They may overlap, as those of a cursor. A warning of the logger `headwater` tells of lost events that they pass
-        over.
+        They may overlap, as those of a cursor. The logger `headwater` warns of lost events that they pass over.
         """
 
     def version(self, key: bytes) -> int | None:
@@ -173,7 +172,7 @@ class Log(Protocol):
         """Return the offsets from `start` to before `stop` whose events are lost; raises Corrupt on damage."""
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop`, which are visible, can be cut; none if there are none.
+        """Return where the offsets from `start` to before `stop`, which are visible, can be cut; maybe none.
 
         What has up to `whole` bytes need not be cut. Reads no events; raises NotFound for what is gone.
         """
@@ -210,7 +209,7 @@ L = TypeVar("L", bound=Log)
 class Extents(NamedTuple):
     """Parts of a log, in order: where each begins, at the first event of a batch, and about how many bytes it has.
 
-    Each ends where the next begins. Only the very first may begin within a batch, where it was asked for so.
+    Each ends where the next begins. Only the very first may begin within a batch, where the caller wants that.
     """
 
     starts: I64
@@ -229,7 +228,7 @@ def joined(parts: list[Extents]) -> Extents:
 
 
 def cut(extents: Extents, bytes_max: int, parts_max: int) -> Extents:
-    """The same in fewer and larger parts: as many as there are `bytes_max` in it, each with about its share."""
+    """Return fewer and larger parts: as many as there are `bytes_max` in it, each with about its share."""
     starts, sizes = extents
     total = int(sizes.sum())
     wanted = min(-(-total // bytes_max), parts_max)
@@ -242,19 +241,19 @@ def cut(extents: Extents, bytes_max: int, parts_max: int) -> Extents:
 
 
 class NamedLog(Protocol):
-    """Which log it is; `str()` tells it to people."""
+    """Which log it is; `str()` is for messages."""
 
     @property
     def topic(self) -> str: ...
 
 
 def deleted(place: NamedLog) -> NotFound:
-    """The topic is gone."""
+    """Return the error for a topic that is gone."""
     return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
 
 
 def offset_gone(place: NamedLog, offset: int, oldest: int) -> NotFound:
-    """Retention has deleted the event."""
+    """Return the error for an event that retention has deleted."""
     return NotFound(
         f"{place}: offset {offset} is gone; the oldest is {oldest}",
         hint="read from start='earliest'",
@@ -264,7 +263,7 @@ def offset_gone(place: NamedLog, offset: int, oldest: int) -> NotFound:
 
 
 def too_large(bytes_max: int) -> TooLarge:
-    """That an event is above the limit of its topic."""
+    """Return the error for an event above the limit of its topic."""
     return TooLarge(
         f"the data exceeds the topic's limit of {bytes_max} bytes",
         hint="create the topic with a larger data_bytes_max",

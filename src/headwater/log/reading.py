@@ -132,9 +132,9 @@ def span(
 
 
 def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int]]:
-    """The lost events of some logs: partition, first offset and end of each range. Those behind damage may be left out.
+    """Return the lost events of some logs: partition, first offset and end of each range.
 
-    Reading what is damaged or gone raises the error.
+    Those behind damage may be left out: reading what is damaged or gone raises the error.
     """
     found = []
     for log, start, end in zip(logs, starts, ends, strict=True):
@@ -184,7 +184,7 @@ def _events(batches: Iterator[EventBatch], reverse: bool) -> Iterator[Event]:
 
 
 def time_at(log: Log, start: int, end: int) -> str | None:
-    """When the first event of a range was appended; None if there is none, or it is damaged or gone."""
+    """Return when the first event of a range was appended; None if there is none, or it is damaged or gone."""
     with contextlib.suppress(HeadwaterError):  # damage is for `check` to tell; retention may have come in between
         for batch in log.batches(start, end):
             return time_of(batch.base_ticks).isoformat()
@@ -210,7 +210,7 @@ def splits(
             return [split for log, lo, hi in bounds for split in _of_log(log, lo, hi, split_bytes)]
         except NotFound as error:
             if error.code != "offset_gone" or (isinstance(start, (int, Sequence)) and start != "earliest"):
-                raise  # else retention came in between: look again in what is left
+                raise  # else retention came in between: search what is left
 
 
 def _of_log(log: Log, start: int, end: int, split_bytes: int) -> list[Split]:

@@ -110,7 +110,7 @@ def _bind(node: Node, getter: Callable[[str], Getter]) -> Test:
 
 
 def _each(node: Node, getter: Callable[[str], Getter]) -> Each:
-    """The same over many documents; a match of one term goes over their values without a call for each."""
+    """Return which of many documents match; a match of one term goes over their values without a call for each."""
     if isinstance(node, Term):
         each, get = node.each, getter(node.name)
         return lambda documents: each(map(get, documents))
