@@ -18,8 +18,8 @@ from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format import object as format
 from headwater.format.batch import BLOB
 from headwater.format.object import ObjectHead
+from headwater.format.segment import SegmentWindow
 from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
-from headwater.log.window import SegmentWindow
 
 LOOKS_MAX = 3  # damage that is still there then was not caused by compaction or retention
 

@@ -28,8 +28,7 @@ from stat import S_ISDIR
 from typing import NoReturn, TypeVar
 
 from headwater.bucket.object_store import RESERVED, ObjectEntry, StoredObject, checked_key, checked_prefix
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Corrupt, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.limits import DEFAULTS

@@ -19,7 +19,7 @@ from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.records import Records
 from headwater.format import object as format
 from headwater.format.object import ObjectHead, ProducerRecord
-from headwater.log.failures import deleted
+from headwater.log.log import deleted
 
 TICKS_PER_S = 10_000_000
 HEAD_BYTES = 16 * 1024  # enough for most heads in one request

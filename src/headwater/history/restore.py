@@ -22,8 +22,7 @@ from headwater.directory.failures import FULL
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.sealer import build_index
 from headwater.directory.segment import SegmentFile
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import ticks_of
 from headwater.format import settings

@@ -15,7 +15,7 @@ from headwater.format import arrow, events
 from headwater.format.batch import BLOB, KEY
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
-from headwater.format.keyhash import key_hashes
+from headwater.format.hashes import key_hashes
 from headwater.views.shards import ProjectionRange
 
 if TYPE_CHECKING:
