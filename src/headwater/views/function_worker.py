@@ -1,7 +1,7 @@
 """Runs functions: each event is passed to the code, and its appends are one transaction with the event's ack.
 
-An `FunctionWorker` is a member of the function's consumer, whose leases share the partitions among processes, whose cursor is
-the function's place, and which counts failures, hands events out again and dead-letters them
+A `FunctionWorker` is a member of the function's consumer: its leases share the partitions among processes, its cursor
+is the function's position, and it counts failures, delivers events again and dead-letters them
 (consumers/log_consumer.py). A `Shift` is one membership: any failure that it cannot recover from, such as a partition
 that was taken over or a full disk, ends it, and what was in hand comes again.
 """
