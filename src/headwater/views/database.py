@@ -191,9 +191,14 @@ def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connectio
         uri, uri=True, isolation_level=None, timeout=busy_s, check_same_thread=False, cached_statements=64
     )
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA cache_size = {-CACHE_KIB}")
+    limit_cache(connection, CACHE_KIB)
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     return connection
+
+
+def limit_cache(connection: sqlite3.Connection, kib: int) -> None:
+    """Have a connection cache at most so many KiB of pages; what it has beyond that is released."""
+    connection.execute(f"PRAGMA cache_size = {-kib}")
 
 
 @contextlib.contextmanager

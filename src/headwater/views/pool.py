@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from headwater.disk.disk import Clock
 from headwater.errors import Closed, HeadwaterError, NotFound, Unavailable
@@ -22,6 +23,7 @@ from headwater.views import database
 from headwater.views.files import Files, generation
 
 FREE_MAX = 8  # idle connections that are kept: each has a cache, and three descriptors
+SPARING_KIB = 256  # of pages that a connection caches which is held for a slow client
 OPENED_TRIES = 100  # files that may be replaced while they are being opened, before it is given up
 
 _inherited: list[object] = []  # SQLite forbids a forked child to touch, and so to close, the connections of its parent
@@ -33,13 +35,26 @@ PAUSE_GROWTH = 1.5
 class BinderReader:
     """A connection to one file of a binder. `file` is its name, `generation` which of the binder's files it is."""
 
-    __slots__ = ("connection", "file", "generation", "pid")
+    __slots__ = ("_spares", "connection", "file", "generation", "pid")
 
     def __init__(self, connection: sqlite3.Connection, file: str, pid: int) -> None:
         self.connection = connection
         self.file = file
         self.generation = generation(file)
         self.pid = pid
+        self._spares = False
+
+    def spare(self) -> None:
+        """Cache few pages until it is given back: it may be held for long, and reads most pages once."""
+        if not self._spares:
+            database.limit_cache(self.connection, SPARING_KIB)
+            self._spares = True
+
+    def spare_no_more(self) -> None:
+        """Cache as many pages as other connections do."""
+        if self._spares:
+            database.limit_cache(self.connection, database.CACHE_KIB)
+            self._spares = False
 
     def begin(self) -> None:
         """Begin a transaction. It sees what is there at its first look, and nothing that comes later."""
@@ -104,6 +119,7 @@ class Pool:
         if len(self._free) >= FREE_MAX:
             self.discard(reader)
             return
+        reader.spare_no_more()
         self._free.append(reader)
         if self._closed.is_set():  # before, or in between
             self.close()
@@ -118,7 +134,11 @@ class Pool:
 
     def translation(self, reader: BinderReader, error: sqlite3.Error) -> HeadwaterError:
         """Return an error of SQLite as one of ours."""
-        return database.translation(self._files.path / reader.file, error)
+        return database.translation(self.path(reader), error)
+
+    def path(self, reader: BinderReader) -> Path:
+        """Return the path of the file that a connection reads."""
+        return self._files.path / reader.file
 
     def discard(self, reader: BinderReader) -> None:
         """Close a connection instead of giving it back: it failed, or is not needed."""
