@@ -19,7 +19,7 @@ from headwater.store import Store
 from headwater.views import finding
 from headwater.views.encoding import decode, encode
 from headwater.views.keys import index_key, order_of
-from headwater.views.stored import StoredDocument
+from headwater.views.stored_documents import StoredDocument
 from tests.engine import matches
 from tests.opened import binder_of
 from tests.views.filling import Filling, ids, plain

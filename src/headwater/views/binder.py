@@ -22,7 +22,7 @@ from headwater.views.keys import checked_path
 from headwater.views.pool import BinderReader, BinderWatch, Pool
 from headwater.views.query import query
 from headwater.views.read_your_writes import ViewLag
-from headwater.views.stored import SMALL_DATA, Snapshot
+from headwater.views.stored_documents import SMALL_DATA, Snapshot
 
 _GET = "SELECT version, data FROM documents WHERE id = ?"
 _GET_SMALL = f"SELECT version, {SMALL_DATA} FROM documents WHERE id = ?"  # noqa: S608  # nothing in it is a user's

@@ -1,6 +1,6 @@
 """Runs a find: a plan over one snapshot of a binder, whose documents are read lazily.
 
-For a client of a server, which may be slow, large documents are not loaded (views/stored.py).
+For a client of a server, which may be slow, large documents are not loaded (views/stored_documents.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.views.encoding import decode
 from headwater.views.keys import index_key, order_of
 from headwater.views.pool import BinderReader, Pool
 from headwater.views.query import Count, DocumentMatch, QueryPlan, choose, project
-from headwater.views.stored import SMALL_DATA, LargeDocument, Snapshot, StoredDocument, decoding
+from headwater.views.stored_documents import SMALL_DATA, LargeDocument, Snapshot, StoredDocument, decoding
 
 SORTED_MIN = 1000  # documents that are gathered before those that are surely not wanted are dropped
 

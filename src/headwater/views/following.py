@@ -24,7 +24,7 @@ from headwater.errors import Closed, Invalid, NotFound
 from headwater.store import Store
 from headwater.views.encoding import decode
 from headwater.views.pool import BinderReader, BinderWatch, Pool
-from headwater.views.stored import SMALL_DATA, LargeDocument, Snapshot
+from headwater.views.stored_documents import SMALL_DATA, LargeDocument, Snapshot
 
 PAGE_DOCUMENTS = 500  # that are read at once
 PAGE_BYTES = 64 * 1024  # the bytes of a page, except for its last document: held in memory for a slow follower

@@ -38,7 +38,7 @@ from headwater.server.wire.pieces import joined
 from headwater.views.binder import LocalBinder
 from headwater.views.finding import SentDocument, SentDocuments
 from headwater.views.following import StoredChange
-from headwater.views.stored import LargeDocument
+from headwater.views.stored_documents import LargeDocument
 
 LOOK_S, LOOK_MAX_S = 0.002, 0.1  # between two looks whether a projection has come far enough
 SMALL_BODY = 64 * 1024

@@ -28,7 +28,7 @@ from headwater.server.tcp.slots import AnswerSlot
 from headwater.server.tcp.subscription import stopping
 from headwater.server.wire.encodings import slices
 from headwater.views.finding import Results
-from headwater.views.stored import LargeDocument, StoredDocument
+from headwater.views.stored_documents import LargeDocument, StoredDocument
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from headwater.document import Document
 from headwater.errors import Closed, HeadwaterError
 from headwater.limits import KIB
-from headwater.views.codec import decode
+from headwater.views.encoding import decode
 from headwater.views.pool import BinderReader, Pool
 from headwater.views.query import project
 
