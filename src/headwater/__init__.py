@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
-    from headwater.history.restoring import restore
+    from headwater.history.restore import restore
     from headwater.info import DrainResult, TopicInfo
     from headwater.limits import Limits
     from headwater.opening import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
@@ -107,7 +107,7 @@ _HOMES = {
     "promote": "headwater.opening",
     "replica": "headwater.opening",
     "replicate": "headwater.opening",
-    "restore": "headwater.history.restoring",
+    "restore": "headwater.history.restore",
 }
 
 

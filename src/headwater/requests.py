@@ -292,5 +292,5 @@ def _only_key(keys: Column | None) -> bytes | None:
     distinct = set() if keys is None else set(keys.values(0, keys.count))
     if len(distinct) > 1:
         hint = "append them one by one, or in a transaction"
-        raise Invalid("a version is expected of events with several keys", hint=hint)
+        raise Invalid("expected_version applies to one key, but the events have several", hint=hint)
     return distinct.pop() if distinct else None

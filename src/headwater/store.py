@@ -7,10 +7,13 @@ from the backend's own list.
 
 from __future__ import annotations
 
+import atexit
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, cast
+from weakref import WeakSet
 
 from msgspec import structs
 
@@ -19,7 +22,7 @@ from headwater.consumers.draining import drain
 from headwater.directory.directory import Directory
 from headwater.directory.repair import Action
 from headwater.disk.disk import Disk
-from headwater.errors import Invalid, Unsupported, enough_memory, out_of_memory, within_memory
+from headwater.errors import Closed, HeadwaterError, Invalid, Unsupported, enough_memory, out_of_memory, within_memory
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
 from headwater.format.events import EventBatch
@@ -67,14 +70,14 @@ File = str | Path | IO[bytes]
 Progress = Callable[[int, int], None]
 """Called with how much is done, and how much there is in all."""
 TransferProgress = Callable[[int, int | None], None]
+_log = logging.getLogger("headwater")
+_stores: WeakSet[Store] = WeakSet()  # a program may end without closing them
 PLACES = {"directory": "a directory", "bucket": "a bucket", "server": "a server"}
 
 
 class UpkeepVerbs(Protocol):
     """The verbs that not every backend has: `Backend.lacks` names those that one does not have."""
 
-    def append_later(self, request: Append) -> AppendHandle: ...
-    def flush(self) -> None: ...
     def seal(self, topic: str) -> int: ...
     def check(self, topic: str | None, progress: Progress | None) -> CheckReport: ...
     def repair(self, topic: str | None, *, apply: bool) -> list[Action]: ...
@@ -82,7 +85,7 @@ class UpkeepVerbs(Protocol):
     def maintain(self, topic: str | None) -> MaintenanceResult: ...
 
 
-@within_memory("append")
+@within_memory("append", "append_later")
 class Store:
     """An event log: topics, consumers and documents, in a directory, in a bucket or behind a server.
 
@@ -114,6 +117,7 @@ class Store:
         """The verbs of consumers, for code that extends Headwater."""
         self.attached_views: ViewVerbs | None = None
         self._source = source
+        _stores.add(self)
 
     # What it is
 
@@ -153,7 +157,7 @@ class Store:
 
     def _needs(self, place: str) -> Unsupported:
         return Unsupported(
-            f"this needs {place}, and {self.address} is {PLACES[self.backend.kind]}",
+            f"this needs {place}, but {self.address} is {PLACES[self.backend.kind]}",
             hint=f"run it where it can open {place}",
             code="verb_unsupported",
         )
@@ -348,17 +352,25 @@ class Store:
         return Refs(topic, reached, runs)
 
     def append_later(self, topic: str, data: Data, **options: Unpack[AppendOptions]) -> AppendHandle:
-        """Append one event in the background, together with others that come soon. Only in a bucket.
+        """Append one event in the background, together with others that come soon, and return at once.
 
-        They wait for `linger_ms`, or until there are `linger_bytes`. Nothing is durable before `result()` of the
-        handle, `flush()` or `close()` has returned. Blocks while `buffer_bytes` are being written. The options are
-        those of `append`.
+        `result()` of the handle waits until the event is appended, returns where it is, and raises what kept it from
+        being appended. `flush()` waits for all of them. Nothing is durable before one of these, or `close()`, has
+        returned. Events wait for `linger_ms`, or until there are `linger_bytes`; those of one topic keep their order.
+        Blocks while `buffer_bytes` are pending. The options are those of `append`; huge events are refused with
+        TooLarge.
         """
-        return self._require("append_later").append_later(Append.of(topic, data, self.backend.limits, **options))
+        try:
+            return self.backend.append_later(Append.of(topic, data, self.backend.limits, **options))
+        except MemoryError as error:
+            raise out_of_memory("append_later failed") from error
 
     def flush(self) -> None:
-        """Wait until everything given to `append_later` is durable; raises the error of an append that failed."""
-        self._require("flush").flush()
+        """Wait until everything given to `append_later` is appended.
+
+        Raises the first error that kept an event from being appended, unless `result()` has raised it.
+        """
+        self.backend.flush()
 
     def transaction(self, *, durability: Durability | None = None, producer: ProducerLike | None = None) -> Transaction:
         """Begin a transaction: appends to any topics, and acks, that happen together or not at all.
@@ -467,7 +479,7 @@ class Store:
         """
         encoded = given.encode_key(key, self.backend.limits)
         if encoded is None:
-            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
+            raise Invalid("events without a key have no version", hint="give a key; the empty key is valid, too")
         self._require("version")
         return self.backend.version(topic, encoded, partition)
 
@@ -713,3 +725,15 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<headwater.Store {self.address}>"
+
+
+@atexit.register
+def _flush_all() -> None:
+    """Append what still waits in the background when a program ends without closing its stores."""
+    for store in list(_stores):
+        try:
+            store.flush()
+        except Closed:
+            pass
+        except HeadwaterError as error:
+            _log.error("events that were given to append_later are not appended to %s: %s", store.address, error)

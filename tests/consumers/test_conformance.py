@@ -413,7 +413,7 @@ def test_seek_goes_back_and_forth_durably(store: Store) -> None:
         consumer.seek(events[7].id)
         assert numbers(consumer)[:1] == [7]
         consumer.seek(0, partition=0)
-        with pytest.raises(Invalid, match="behind the end"):
+        with pytest.raises(Invalid, match="beyond the end"):
             consumer.seek(11)
         with pytest.raises(Fenced):
             consumer.seek(0, partition=7)

@@ -12,9 +12,9 @@ import pytest
 from headwater import App, Closed, Conflict, Event, Invalid, Limits, Store, Unavailable
 from headwater.opening import open_directory
 from headwater.transaction import Transaction
-from headwater.views import acting
-from headwater.views.acting import Actor
+from headwater.views import function_worker
 from headwater.views.context import Context
+from headwater.views.function_worker import FunctionWorker
 from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, place_of, values
 from tests.waiting import wait_for
 
@@ -338,7 +338,7 @@ def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
     hw: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App()
-    monkeypatch.setattr(acting, "PAUSE_MAX_S", 0.1)
+    monkeypatch.setattr(function_worker, "PAUSE_MAX_S", 0.1)
     app.function("in", name="copy", tries=1)(lambda ctx, event: ctx.append("out", event.data))
     refusals, commit = [Unavailable("the disk is full", hint="make room")] * 4, Transaction.commit
     told: list[Unavailable] = []
@@ -351,7 +351,7 @@ def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
     monkeypatch.setattr(Transaction, "commit", commit_later)
     hw.append("in", b"x")
 
-    def told_of_it(actor: Actor) -> bool:
+    def told_of_it(actor: FunctionWorker) -> bool:
         try:
             actor.settled()
         except Unavailable as error:

@@ -17,11 +17,10 @@ from weakref import WeakSet
 import msgspec
 
 from headwater.backend import Kind, Lack
-from headwater.bucket import archive_location as location
 from headwater.bucket.appender import Unit
 from headwater.bucket.catalog import BucketCatalog
-from headwater.bucket.checking import check_bucket
-from headwater.bucket.object_cache import ObjectCache
+from headwater.bucket.chain import ObjectCache
+from headwater.bucket.check import check_bucket
 from headwater.bucket.object_log import ObjectLog
 from headwater.bucket.object_store import ObjectStore
 from headwater.bucket.probe import probe
@@ -179,11 +178,11 @@ class Bucket(LogBackend[ObjectLog]):
     @property
     def archive_url(self) -> str | None:
         """Return where this log was archived to last; None if it never was."""
-        return location.read(self._store, self.clock)
+        return self._catalogue.archive_url()
 
     def remember_archive(self, url: str) -> None:
         """Store where this log is archived to, durably."""
-        location.write(self._store, self.clock, url)
+        self._catalogue.remember_archive(url)
 
     # Topics
 

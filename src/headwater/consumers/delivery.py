@@ -321,8 +321,8 @@ class Delivery(Consumer):
     def _read(self, holding: DeliveryLedger) -> list[Event]:
         if len(holding.waiting) >= self._limits.unacked_max:
             raise Unavailable(
-                f"{len(holding.waiting)} events of partition {holding.partition} were handed out and not acked",
-                hint="ack what was handled, or raise unacked_max",
+                f"{len(holding.waiting)} events of partition {holding.partition} are delivered but not acked",
+                hint="ack the events that were handled, or raise unacked_max",
                 code="too_many_unacked",
             )
         events, gone, lost = holding.read(self._selection, load=self.loads)
@@ -333,7 +333,7 @@ class Delivery(Consumer):
                 self._member.stir()
         if gone:
             where = f"topic {self.topic!r}, partition {holding.partition}"
-            _log.warning("consumer %r: %d events of %s are gone, it goes on after them", self.name, gone, where)
+            _log.warning("consumer %r: %d events of %s are gone; it continues after them", self.name, gone, where)
         return events or (self._read(holding) if gone else [])
 
     def _drain_to(self, ends: dict[int, int]) -> Iterator[Event]:

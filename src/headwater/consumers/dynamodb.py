@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import structs
 
-from headwater.bucket.endpoints import is_plain
+from headwater.bucket.opening import is_plain
 from headwater.consumers.coordinator import CursorRecord, CursorVersion, Sign
 from headwater.disk.disk import Clock
 from headwater.errors import Denied, Invalid, NotFound, Unavailable, Unsupported
@@ -239,7 +239,9 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise Invalid(f"the address of the coordinator is wrong: {error}", hint="dynamodb://table?region=…") from error
+        raise Invalid(
+            f"the address of the coordinator is not valid: {error}", hint="write dynamodb://table?region=…"
+        ) from error
     given = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(given)
     unknown = sorted(set(options) - set(OPTIONS))

@@ -25,8 +25,7 @@ from headwater.directory.cursor_file import (
     slots_damaged,
 )
 from headwater.directory.failures import FULL
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Corrupt, NotFound, Unavailable, Unsupported
 from headwater.format import names
 from headwater.format.cursors import NOBODY, CursorSlot, MemberRecord

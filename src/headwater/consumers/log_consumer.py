@@ -193,8 +193,8 @@ class LogConsumer(Delivery):
                 cursor = holding.cursor_after(offsets)
             if cursor <= max(offsets):
                 raise Invalid(
-                    f"partition {partition}: offset {cursor} comes before {max(offsets)}, and is not acked",
-                    hint="a transaction acks events in the order in which they came",
+                    f"partition {partition}: offset {cursor} comes before {max(offsets)} and is not acked",
+                    hint="a transaction must ack events in the order of delivery",
                     code="ack_order",
                 )
             if cursor > holding.log.state().secured_offset:
@@ -271,7 +271,9 @@ class LogConsumer(Delivery):
 
     def _verify(self, event: Event) -> None:
         if event.topic != self.topic:
-            raise Invalid(f"the event is of topic {event.topic!r}, and consumer {self.name!r} reads {self.topic!r}")
+            raise Invalid(
+                f"the event belongs to topic {event.topic!r}, but consumer {self.name!r} reads {self.topic!r}"
+            )
         self._verify_partition(event.partition, event.offset)
 
     def _verify_partition(self, partition: int, offset: int) -> None:
@@ -288,7 +290,7 @@ def place(log: Log, at: Position, logs: int) -> int:
     offset, state = resolve(log, at, logs), log.state()
     if offset > state.visible_offset:
         raise Invalid(
-            f"{log.place}: offset {offset} is behind the end, {state.visible_offset}", code="offset_behind_end"
+            f"{log.place}: offset {offset} is beyond the end, {state.visible_offset}", code="offset_behind_end"
         )
     if offset > state.secured_offset:
         log.sync()

@@ -102,7 +102,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     """Commit what each log and consumer gets; whether the journal was needed for it."""
     if not by_log and not moves:
         return False
-    # Everybody who holds several logs takes them in this order.
+    # Every process that holds several logs takes them in this order.
     logs = sorted(by_log, key=lambda log: (log.place.topic, log.place.partition))
     journaled = len(logs) > 1 or bool(moves) or not one_batch(by_log[logs[0]], logs[0].place.limits)
     turns = WriterTurns()

@@ -90,7 +90,7 @@ class RemoteCommitter:
         if isinstance(request, AppendMany):
             given.check_columns(request.columns, self.limits)
         elif not isinstance(request.data, bytes):
-            raise Invalid("a transaction takes no stream", hint="append it first, then append a reference to it")
+            raise Invalid("a transaction cannot append a stream", hint="append it first, then append a reference to it")
 
     def absorb(self, other: object) -> None:
         """Do nothing: nothing is kept of a request before it is sent."""

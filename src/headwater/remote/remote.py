@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from headwater.append_queue import AppendQueue, QueuedAppend
 from headwater.backend import Kind, Lack
 from headwater.errors import NotFound
 from headwater.event import Durability, Event, Ref, Refs, ticks_of
@@ -50,8 +51,6 @@ class Remote:
     kind: ClassVar[Kind] = "server"
     archive_url = replica = None  # not known from here
     lacks: ClassVar[Mapping[str, Lack]] = {
-        "append_later": Lack("append in the background yet", "use append_many"),
-        "flush": Lack("append in the background yet", "use append_many"),
         "seal": _where_it_is("seal"),
         "reindex": _where_it_is("reindex"),
         "check": _where_it_is("check"),
@@ -66,6 +65,7 @@ class Remote:
         self._limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
         self._durability: Durability = "fsync" if wants_sync(durability) else "os"
         self._appends = RemoteAppender(transport, self._limits)
+        self._queue = AppendQueue(self, self._limits)
         self.members: WeakSet[JoinedConsumer] = WeakSet()  # which end with this object
         _remotes.add(self)
 
@@ -109,6 +109,13 @@ class Remote:
         if not request.count:
             return Refs(request.topic, self._reached(request.sync), ())
         return self._appends.many(request, self._reached(request.sync))
+
+    def append_later(self, request: Append) -> QueuedAppend:
+        self.transport.check_open()
+        return self._queue.add(request)
+
+    def flush(self) -> None:
+        self._queue.flush()
 
     def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
         self.transport.check_open()
@@ -167,12 +174,14 @@ class Remote:
     def after_fork(self) -> None:
         """Use other producers in a forked child, where this is called automatically."""
         self._appends.after_fork()
+        self._queue.after_fork()
 
     def close(self) -> None:
         """Close consumers and all connections. May be called twice."""
         try:
             for member in list(self.members):
                 member.close()
+            self._queue.close()
         finally:
             self.transport.close()
 

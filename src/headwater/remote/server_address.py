@@ -32,7 +32,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise Invalid(f"the address of a server is wrong: {error}", hint=HINT) from None
+            raise Invalid(f"the address of the server is not valid: {error}", hint=HINT) from None
         if parts.username is not None or parts.password is not None:
             raise Invalid(
                 f"the address of {parts.hostname} contains a user or a password, and addresses end up in logs",

@@ -49,7 +49,7 @@ class LocalViews:
             binder.close()
 
     def after_fork(self) -> None:
-        """In a forked child, where it is called by itself: take a lock of its own."""
+        """Take a new lock; called automatically in a forked child."""
         self._binding = threading.Lock()
 
     def _new_binder(self, name: str) -> LocalBinder:
