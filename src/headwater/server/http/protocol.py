@@ -300,7 +300,7 @@ class ServerConnection(asyncio.Protocol):
         parser, body.taken = self._parser, True
         path, query, failure = _target(parser.url)
         if "expect" in parser.headers and not body.expected:
-            failure = Invalid("this cannot be expected", code="expectation_failed")
+            failure = Invalid("unsupported Expect header", code="expectation_failed")
         request = self._parsed = Request(parser.method, path, query, parser.headers, self.client)
         request.failure = failure
         request.target = parser.url
@@ -501,7 +501,7 @@ class ServerConnection(asyncio.Protocol):
         elif self._parser.begun:
             self._refuse(of_status(408, "the headers took too long", "timeout", ""))
         elif self._answering is not None and not self._answering.whole:
-            self._answering.fail(Invalid("the body stands still", code="timeout"))
+            self._answering.fail(Invalid("the request body timed out", code="timeout"))
         elif self._body is not None:
             self._refuse(of_status(408, "the body took too long", "timeout", ""))
         elif not self._busy:

@@ -246,7 +246,7 @@ def check(events: Sequence[bytes]) -> None:
 
 
 def prepare(service: Service, emit: Emit) -> PendingAppend:
-    """Return the append of one event. Raises what `Engine.prepare` raises, NotFound for a topic that is to be made."""
+    """Return the append of one event. Raises as `LogBackend.prepare` does, NotFound for a new topic."""
     return service.backend.prepare(emit.request())
 
 
