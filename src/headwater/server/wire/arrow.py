@@ -29,11 +29,13 @@ from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.decoding import ParsedEvents, too_long
-from headwater.server.wire.encodings import slices
+from headwater.server.wire.encodings import HUGE_BYTES, slices
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted, size_of
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
-GROUP_BYTES = 256 * 1024  # of one record batch: enough to vectorise, and little for a slow client to hold back
+GROUP_BYTES = 256 * 1024  # of the first record batch: little for a client that reads nothing to hold back
+GROUP_BYTES_MAX = 1024 * 1024  # of later ones, which are made only for a client that reads
+ROW_BYTES = 64  # of a row, beside its data and meta: about
 CONTENT_RUNS_MAX = 1000  # each is a batch of its own in the log
 PART_BYTES = 8 * 1024 * 1024  # what is appended as one batch
 JOINED_EVENTS = 16_384  # of record batches that are taken together, if each has fewer
@@ -60,9 +62,9 @@ def encode(
 
     def pieces() -> Iterator[bytes]:
         yield schema.serialize().to_pybytes()
-        for group in _groups(part for batch in cut_off(batches, cut) for part in parted(batch)):
-            key = ("arrow", *names, group[0].log.node, group[0].ticks()[0], group[-1].ticks()[-1])
-            if sum(map(size_of, group)) > 2 * GROUP_BYTES:
+        for group, size in _groups(part for batch in cut_off(batches, cut) for part in parted(batch)):
+            if size > HUGE_BYTES and len(group) == 1:
+                key = ("arrow", *names, group[0].log.node, group[0].ticks()[0], group[-1].ticks()[-1])
                 yield from slices(key, partial(_serialized, group, names, schema))
             else:
                 yield _serialized(group, names, schema)
@@ -72,24 +74,42 @@ def encode(
 
 
 def _serialized(group: list[EventBatch], names: list[str], schema: Any) -> bytes:
-    """Return the record batch of events."""
-    whole = events.table(group, names).combine_chunks().cast(schema)
-    return b"".join(batch.serialize().to_pybytes() for batch in whole.to_batches())
+    """Return the events as one record batch.
+
+    Arrow's own allocator keeps what each thread has freed, which adds up to more than all slow clients hold. The
+    system's returns it.
+    """
+    pa = arrow.pyarrow()
+    pool = pa.system_memory_pool()
+    table = events.table(group, names)
+    arrays = [_whole(column.chunks, field.type, pool) for column, field in zip(table.columns, schema, strict=True)]
+    serialized = pa.RecordBatch.from_arrays(arrays, schema=schema).serialize(memory_pool=pool)
+    return serialized.to_pybytes()  # type: ignore[no-any-return]  # a lazy module
 
 
-def _groups(parts: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
-    """Neighbours together, up to some bytes: a record batch for each costs more than its rows."""
+def _whole(chunks: list[Any], type: Any, pool: Any) -> Any:
+    """Return one array of this type. Casting a column that has the type already would cost as much as making it."""
+    plain = [chunk if chunk.type == type else chunk.cast(type, memory_pool=pool) for chunk in chunks]
+    return plain[0] if len(plain) == 1 else arrow.pyarrow().concat_arrays(plain, memory_pool=pool)
+
+
+def _groups(parts: Iterable[EventBatch]) -> Iterator[tuple[list[EventBatch], int]]:
+    """Yield neighbours together, with their bytes: a record batch costs more than its rows if they are few.
+
+    Groups grow up to `GROUP_BYTES_MAX`: each is made when the client has read most of what was sent before.
+    """
     group: list[EventBatch] = []
-    size = 0
+    size, size_max = 0, GROUP_BYTES
     for part in parts:
-        more = size_of(part)
-        if group and size + more > GROUP_BYTES:
-            yield group
+        more = size_of(part, ROW_BYTES)
+        if group and size + more > size_max:
+            yield group, size
             group, size = [], 0
+            size_max = min(2 * size_max, GROUP_BYTES_MAX)
         group.append(part)
         size += more
     if group:
-        yield group
+        yield group, size
 
 
 # In

@@ -96,11 +96,11 @@ def parted(batch: EventBatch) -> Iterator[EventBatch]:
     if len(batch) == 1 or batch.piece.batch.flags & BLOB:
         yield batch
         return
-    sizes = np.cumsum(_sizes(batch))
-    total = int(sizes[-1])
+    total = size_of(batch)
     if total <= WHOLE_BYTES:
         yield batch
         return
+    sizes = np.cumsum(_sizes(batch))
     ends = np.unique(np.searchsorted(sizes, np.arange(PIECE_BYTES, total, PIECE_BYTES)) + 1).tolist()
     del sizes  # which is not small, and would be held for a slow client
     lo = 0
@@ -132,14 +132,26 @@ def drained(pieces: list[bytes]) -> bytes:
     return whole
 
 
-def size_of(batch: EventBatch) -> int:
-    """About how many bytes a batch takes on the wire, with the data of a huge event, if that goes out."""
-    stored = batch.piece.batch
-    return FIELDS_BYTES + batch.huge_bytes if stored.flags & BLOB else int(_sizes(batch).sum())
+def size_of(batch: EventBatch, fields_bytes: int = FIELDS_BYTES) -> int:
+    """Return about how many bytes a batch takes on the wire, with the data of a huge event, if that goes out."""
+    stored, lo, hi = batch.piece
+    if stored.flags & BLOB:
+        return fields_bytes + batch.huge_bytes
+    if batch.rows is not None:
+        return int(_sizes(batch).sum()) + (fields_bytes - FIELDS_BYTES) * len(batch)
+    size = fields_bytes * (hi - lo)
+    for kind in (DATA, META):
+        column = stored.column(kind)
+        if column is not None:
+            if column.offsets is None:
+                size += len(column.data) * (hi - lo)
+            else:
+                size += int(column.offsets[hi]) - int(column.offsets[lo])
+    return size
 
 
 def _sizes(batch: EventBatch) -> I64:
-    """About how many bytes each event takes on the wire."""
+    """Return about how many bytes each event takes on the wire."""
     stored, lo, hi = batch.piece
     sizes = np.full(len(batch), FIELDS_BYTES, np.int64)
     for kind in (DATA, META):
