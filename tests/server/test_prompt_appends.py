@@ -20,7 +20,7 @@ from headwater.log.rows import Rows
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client, Request
 from headwater.server.http.prompt_appends import PromptAnswer, PromptAppends
-from headwater.server.http.protocol import ServerConnection
+from headwater.server.http.protocol import Intake, ServerConnection
 from headwater.server.metrics import Metrics
 from headwater.server.prompt import Way
 from headwater.server.scopes import EVERYONE, NOBODY
@@ -191,7 +191,7 @@ def test_while_something_waits_to_be_written_only_the_loop_writes() -> None:
         app=SimpleNamespace(service=SimpleNamespace(metrics=None)), loop=None, limits=None
     )
     connection, size = ServerConnection(connections), 0
-    connection._transport = SimpleNamespace(get_write_buffer_size=lambda: size, get_extra_info=lambda _: near)
+    connection.transport = SimpleNamespace(get_write_buffer_size=lambda: size, get_extra_info=lambda _: near)
     assert connection.way() is not None
     size = 1
     assert connection.way() is None
@@ -343,8 +343,8 @@ def test_a_client_that_has_gone_when_its_response_is_written_is_left_alone() -> 
         app=SimpleNamespace(service=SimpleNamespace(metrics=None)), loop=None, limits=None, stopping=False
     )
     connection = ServerConnection(connections)
-    connection._transport = SimpleNamespace(is_closing=lambda: True)  # anything else raises AttributeError
-    connection._over = True
+    connection.transport = SimpleNamespace(is_closing=lambda: True)  # anything else raises AttributeError
+    connection._intake = Intake.SHUT
     connection.answered_promptly()
 
 
