@@ -6,6 +6,7 @@ import secrets
 import threading
 from typing import Any
 
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.consumers.log_consumers import LogConsumers
 from headwater.directory.directory import Directory
 from headwater.errors import Closed, Fenced, Unavailable
@@ -50,32 +51,23 @@ class Members:
         """
         if instead is not None:
             self._dismiss(instead, user, name, topic)
-        with self._mutex:
-            if len(self._members) + self._joining >= self._limits.members_max:
-                raise Unavailable(
-                    f"{self._limits.members_max} members have joined consumers here",
-                    hint="a member is one connection: let each handle more, or raise members_max",
-                    code="too_many_members",
-                )
-            self._joining += 1
+        self._reserve()
         try:
-            lease_ms = options.get("lease_ms") or self._backend.limits.lease_ms
-            options["lease_ms"] = lease_ms = min(lease_ms, self._limits.lease_ms_max)
-            request = Consume.of(name, topic, self._backend.limits, **options)
-            consumer = self._consumers.join(request)
-            consumer.loads = False
-            in_memory = self._backend.limits.blob_bytes_in_memory
-            told = (
-                lease_ms / 1000,
+            consumer = self._consumer(name, topic, options)
+            member = RemoteMember(
+                secrets.token_urlsafe(24),
+                user,
+                consumer,
+                formats,
+                options["lease_ms"] / 1000,
                 self._heartbeat_s,
                 timeout,
                 self._limits,
-                in_memory,
+                self._backend.limits.blob_bytes_in_memory,
                 self._event_at,
                 self._remove,
                 bound,
             )
-            member = RemoteMember(secrets.token_urlsafe(24), user, consumer, formats, *told)
             with self._mutex:
                 self._members[member.token] = member
             member.start()
@@ -84,8 +76,27 @@ class Members:
             with self._mutex:
                 self._joining -= 1
 
+    def _reserve(self) -> None:
+        """Count one more that is joining; raises Unavailable if there are too many."""
+        with self._mutex:
+            if len(self._members) + self._joining >= self._limits.members_max:
+                raise Unavailable(
+                    f"{self._limits.members_max} members have joined consumers here",
+                    hint="a member is one connection: let each handle more, or raise members_max",
+                    code="too_many_members",
+                )
+            self._joining += 1
+
+    def _consumer(self, name: str, topic: str, options: dict[str, Any]) -> LogConsumer:
+        """Join a consumer of the log, with a lease of at most `lease_ms_max`, which is noted in the options."""
+        lease_ms = options.get("lease_ms") or self._backend.limits.lease_ms
+        options["lease_ms"] = min(lease_ms, self._limits.lease_ms_max)
+        consumer = self._consumers.join(Consume.of(name, topic, self._backend.limits, **options))
+        consumer.loads = False
+        return consumer
+
     def get(self, token: str, user: str, name: str | None = None, topic: str | None = None) -> RemoteMember:
-        """The member that this user has joined; raises Fenced if it has left, or was never there."""
+        """Return the member that this user has joined; raises Fenced if it has left, or was never there."""
         with self._mutex:
             member = self._members.get(token)
         if member is None or member.user != user:
@@ -95,7 +106,7 @@ class Members:
         return member
 
     def find(self, token: str, user: str) -> RemoteMember | None:
-        """The same, or None if it has left."""
+        """Return the member that this user has joined, or None if it has left."""
         try:
             return self.get(token, user)
         except Fenced:
@@ -109,7 +120,7 @@ class Members:
             member.leave()
 
     def close(self) -> None:
-        """The same, and wait for it."""
+        """Have all members leave, and wait for it."""
         with self._mutex:
             members = list(self._members.values())
         self.leave()
@@ -129,7 +140,7 @@ class Members:
             self._members.pop(member.token, None)
 
     def _event_at(self, topic: str, partition: int, offset: int) -> Event:
-        """An event that was handed out, read again: a window has only sizes. Without the data of a huge one."""
+        """Read an event again that was handed out: a window has only sizes. Without the data of a huge one."""
         for batch in self._backend.read_batches(Read(topic, offset, offset + 1, partition)):
             return batch.events(load=False)[0]
         raise Closed("the event cannot be read")

@@ -1,4 +1,4 @@
-"""The life of a server: open the log, listen, serve until it is told to stop, and end without losing anything."""
+"""The life of a server: open the log, listen, serve until a signal stops it, and end without losing anything."""
 
 from __future__ import annotations
 
@@ -98,11 +98,45 @@ async def _serve(
     ready: Callable[[str], None],
 ) -> None:
     loop = asyncio.get_running_loop()
+    stopped = _on_signals(loop, certificate, access_log)
+    metrics = Metrics(CountingDisk())
+    metrics.access_log = access_log
+    store = await loop.run_in_executor(None, lambda: open_directory(path, limits=DEFAULTS, disk=metrics.disk))
+    service = Service(store, access, settings, metrics)
+    service.ignores_credentials = not access.authenticates
+    connections = Connections(HttpApplication(service, check_host=settings.check_host), loop)
+    try:
+        if settings.app is not None and not await _started(service, settings.app, stopped):
+            return
+        servers = []
+        for where, scheme, protocol in _protocols(connections, address, tcp):
+            server = await _listen(loop, protocol, where, certificate.context if certificate else None)
+            servers.append((server, f"{scheme}s" if certificate else scheme))
+        ready(" ".join(_url(server, scheme) for server, scheme in servers))
+        renewing = loop.create_task(_renew(certificate)) if certificate is not None else None
+        await stopped.wait()
+        if renewing is not None:
+            renewing.cancel()
+        for server, _ in servers:
+            server.close()
+        await _drain(service, connections)
+    finally:
+        connections.abort()
+        if service.application is not None:
+            await service.application.stop()  # after the last request that may use it
+        await service.close()
+        if access_log is not None:
+            access_log.close()
+        await loop.run_in_executor(None, store.close)
+
+
+def _on_signals(
+    loop: asyncio.AbstractEventLoop, certificate: Certificate | None, access_log: AccessLog | None
+) -> asyncio.Event:
+    """Return the event that SIGTERM and SIGINT set; SIGHUP reopens the access log and reads the certificate."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    metrics = Metrics(CountingDisk())
-    metrics.access_log = access_log
 
     def renew() -> None:
         if access_log is not None:
@@ -111,44 +145,26 @@ async def _serve(
             certificate.renew(now=True)
 
     loop.add_signal_handler(signal.SIGHUP, renew)
-    store = await loop.run_in_executor(None, lambda: open_directory(path, limits=DEFAULTS, disk=metrics.disk))
-    service = Service(store, access, settings, metrics)
-    service.ignores_credentials = not access.authenticates
-    connections = Connections(HttpApplication(service, check_host=settings.check_host), loop)
-    servers: list[asyncio.Server] = []
-    try:
-        if settings.app is not None and not await _started(service, settings.app, stopped):
-            return
-        urls = []
-        for where, scheme, protocol in _protocols(connections, address, tcp):
-            server = await _listen(loop, protocol, where, certificate.context if certificate else None)
-            servers.append(server)
-            host, port = server.sockets[0].getsockname()[:2]
-            urls.append(f"{scheme}{'s' if certificate else ''}://{f'[{host}]' if ':' in host else host}:{port}")
-        ready(" ".join(urls))
-        renewing = loop.create_task(_renew(certificate)) if certificate is not None else None
-        await stopped.wait()
-        if renewing is not None:
-            renewing.cancel()
-        for server in servers:
-            server.close()
-        service.members.leave()  # before their connections end, which would look like the death of their clients
-        connections.stop()
-        service.changes.close()
-        service.replicas.source.stop()
-        service.feeds.close()  # whoever waits for more has had all there will be
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
-                while connections.open:
-                    await asyncio.sleep(0.01)
-    finally:
-        connections.abort()
-        if service.application is not None:
-            await service.application.stop()  # after the last who may have asked it
-        await service.close()
-        if access_log is not None:
-            access_log.close()
-        await loop.run_in_executor(None, store.close)
+    return stopped
+
+
+def _url(server: asyncio.Server, scheme: str) -> str:
+    """Return the URL at which a server listens."""
+    host, port = server.sockets[0].getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _drain(service: Service, connections: Connections) -> None:
+    """Answer the requests that have arrived, and end streams, for at most `GRACE_S`."""
+    service.members.leave()  # before their connections end, which would look like the death of their clients
+    connections.stop()
+    service.changes.close()
+    service.replicas.source.stop()
+    service.feeds.close()  # no more events will come for its subscribers
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GRACE_S):
+            while connections.open:
+                await asyncio.sleep(0.01)
 
 
 async def _started(service: Service, app: str, stopped: asyncio.Event) -> bool:
@@ -168,7 +184,7 @@ async def _started(service: Service, app: str, stopped: asyncio.Event) -> bool:
 
 
 async def _renew(certificate: Certificate) -> None:
-    """A certificate that was replaced is used without a restart."""
+    """Read a certificate that was replaced, without a restart."""
     while True:
         await asyncio.sleep(SERVER_DEFAULTS.certificate_look_s)
         certificate.renew()
@@ -220,7 +236,7 @@ def _keep_memory() -> None:
 
 
 def _raise_file_limit() -> None:
-    """As many descriptors as we may have: each connection is one."""
+    """Allow as many descriptors as the system does: each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):
