@@ -17,12 +17,12 @@ import pytest
 from headwater.limits import DEFAULTS, SERVER_DEFAULTS
 from headwater.log.pending import PendingAppend
 from headwater.log.rows import Rows
+from headwater.server.commits import Way
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client, Request
 from headwater.server.http.prompt_appends import PromptAnswer, PromptAppends
 from headwater.server.http.protocol import Intake, ServerConnection
 from headwater.server.metrics import Metrics
-from headwater.server.prompt import Way
 from headwater.server.scopes import EVERYONE, NOBODY
 from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
@@ -217,7 +217,7 @@ def _asked() -> Request:
 def _one_append() -> tuple[PromptAppends, Any, Any]:
     """Prompt appends without a server, a connection to them, and what is appended."""
     waiting = PendingAppend(
-        cast(Any, None), cast(Any, SimpleNamespace(node=1, place=SimpleNamespace(partition=0))), Rows("bytes", True)
+        cast("Any", None), cast("Any", SimpleNamespace(node=1, place=SimpleNamespace(partition=0))), Rows("bytes", True)
     )
     connection = SimpleNamespace(user=EVERYONE, rests=[], client=None)
     connection.way, connection.prompt_head = lambda: None, b"HTTP/1.1 200 OK\r\n"
@@ -232,14 +232,14 @@ def _one_append() -> tuple[PromptAppends, Any, Any]:
         budget=None,
         ignored=lambda _: False,
     )
-    return HttpApplication(cast(Service, service)).prompt_appends, connection, waiting
+    return HttpApplication(cast("Service", service)).prompt_appends, connection, waiting
 
 
 def _taken(appends: PromptAppends, connection: Any, count: int) -> list[PromptAnswer]:
     """The responses to so many appends."""
     found = [appends.take(connection, _asked(), b"x") for _ in range(count)]
     assert None not in found
-    return cast(list[PromptAnswer], found)
+    return cast("list[PromptAnswer]", found)
 
 
 def test_who_may_no_more_is_not_let_in_by_an_old_head(tmp_path: Path) -> None:

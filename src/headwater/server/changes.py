@@ -17,7 +17,7 @@ from typing import NamedTuple
 from headwater.errors import Closed, HeadwaterError
 from headwater.server.channels import Blocking
 from headwater.server.settings import ServerSettings
-from headwater.server.wire.encodings import slices
+from headwater.server.wire.pieces import slices
 from headwater.views.binder import LocalBinder
 from headwater.views.following import DocumentChanges, StoredChange
 from headwater.views.local_views import LocalViews

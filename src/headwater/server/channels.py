@@ -28,8 +28,7 @@ from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.server.http.message import StreamSink
 from headwater.server.metrics import LiveMeter
 from headwater.server.watches import Follower
-from headwater.server.wire.encodings import HUGE_BYTES
-from headwater.server.wire.pieces import joined
+from headwater.server.wire.pieces import HUGE_BYTES, joined
 
 TURN = 256  # writes at a time, of about 10 µs each, before the loop sees to others
 REST_SHARE = (

@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from headwater.consumers.log_consumers import log_consumers
+from headwater.directory.directory import Directory
+from headwater.replication.source import LocalSource
 from headwater.server.access import Access
 from headwater.server.apps import Application
 from headwater.server.changes import ChangeFeeds
@@ -18,7 +20,6 @@ from headwater.server.feeds import Feeds
 from headwater.server.http.message import Budget
 from headwater.server.members import Members
 from headwater.server.metrics import Metrics
-from headwater.server.replicas import Replicas
 from headwater.server.settings import ServerSettings
 from headwater.server.watches import Arrivals
 from headwater.store import Store
@@ -122,3 +123,16 @@ class Service:
             await asyncio.sleep(0.005)
         self.commits.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class Replicas:
+    """The replicas of one served log."""
+
+    def __init__(self, backend: Directory, threads: int) -> None:
+        self.source = LocalSource(backend)
+        self.threads = ThreadPoolExecutor(threads, "headwater-replica")
+
+    def close(self) -> None:
+        """Answer waiting requests, and release the threads."""
+        self.source.stop()
+        self.threads.shutdown(wait=True, cancel_futures=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import Unavailable
-from headwater.server.wire.encodings import SLICE_BYTES, Encodings
+from headwater.server.wire.pieces import SLICE_BYTES, Encodings
 
 SIZE = 3 * SLICE_BYTES + 5
 

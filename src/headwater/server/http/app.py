@@ -16,7 +16,7 @@ from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Headers, Request, Response
 from headwater.server.http.prompt_appends import PromptAppends
 from headwater.server.http.route import Route
-from headwater.server.http.router import Router, allowed
+from headwater.server.http.routes import Router, allowed
 from headwater.server.scopes import NOBODY
 from headwater.server.service import Service
 

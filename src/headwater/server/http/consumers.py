@@ -21,7 +21,7 @@ from headwater.server.http.message import QueryParameters, Request, Response, js
 from headwater.server.member import Formats, MemberState, Settlement
 from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
-from headwater.server.wire.encodings import slices
+from headwater.server.wire.pieces import slices
 
 NDJSON = "application/x-ndjson"
 SMALL_BODY = 64 * 1024

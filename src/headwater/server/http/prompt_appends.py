@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headwater.errors import HeadwaterError
 from headwater.event import id_text
 from headwater.log.pending import PendingAppend
-from headwater.server import prompt
+from headwater.server import commits
 from headwater.server.commits import Group
 from headwater.server.http import appending
 from headwater.server.http.message import Request, whole
@@ -79,7 +79,7 @@ class PromptAppends:
             number = b"%d" % rows.offset
             answer.made = answer.connection.prompt_head + answer.headers + form % (ticks & 0x0FFF, len(number), number)
             ready.append(answer)
-        prompt.write(ready)
+        commits.write_prompt(ready)
 
     def finish(self, answer: PromptAnswer) -> None:
         """Do what is left when a response was written, or could not be."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from headwater.errors import HeadwaterError, Invalid
+from headwater.server.commits import Way
 from headwater.server.http.errors import of_status
 from headwater.server.http.exchange import Exchange
 from headwater.server.http.message import SAFE, Client, Request, Response, head, parts_of, whole
 from headwater.server.http.parsing import Body, RepeatedHead, RequestParser, parse_failure
 from headwater.server.http.prompt_appends import PromptAnswer
-from headwater.server.prompt import Way
 
 if TYPE_CHECKING:
     from headwater.server.connections import Connections

@@ -1,8 +1,11 @@
-"""`GET /topic/{name}/items`: the events of a topic in the format that `Accept` names, to an end, or as they come."""
+"""`GET /topic/{name}/items`: the events of a topic in the format that `Accept` names, to an end, or as they come.
+
+Stored batches are for clients of ours, which decode them (`read_stored`, `follow_stored`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,12 +15,14 @@ from headwater import position
 from headwater.errors import Invalid
 from headwater.format import frames
 from headwater.format.events import EventBatch
+from headwater.format.frames import MEDIA_TYPE
 from headwater.limits import PARTITIONS_MAX, SPLIT_BYTES
 from headwater.position import Position, Positions
-from headwater.server.http import batches, sse
-from headwater.server.http.message import QueryParameters, Request, Response, json
+from headwater.requests import Read
+from headwater.server.http import sse
+from headwater.server.http.message import Headers, QueryParameters, Request, Response, json
 from headwater.server.service import Service
-from headwater.server.wire import arrow, items, lines
+from headwater.server.wire import arrow, batches, items, lines
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.pieces import PIECE_BYTES, Cut
 
@@ -99,11 +104,11 @@ async def _batches(service: Service, request: Request) -> Response:
     filters = filters_of(query) | {"partition": query.number("partition")}
     start = _positions(query, "from", "earliest")
     if query.flag("wait_for_more"):
-        return await batches.follow(service, request.name, start, filters)
+        return await follow_stored(service, request.name, start, filters)
     options = filters | {"reverse": query.flag("reverse")}
     by_time = query.choice("order", ("partition", "time")) == "time"
     end = _positions(query, "end_before", "latest")
-    return await batches.read(service, request.name, start, end, options, by_time=by_time)
+    return await read_stored(service, request.name, start, end, options, by_time=by_time)
 
 
 async def _server_sent(service: Service, request: Request, asked: ReadQuery) -> Response:
@@ -243,3 +248,58 @@ def _checked(query: QueryParameters, name: str, default: Position, parse: Callab
     if given[0].endswith("_time"):
         return position.parse_time(text)
     return position.parse_id(text) if given[0].endswith("_id") else parse(text)
+
+
+LOST_MAX = 100  # ranges of lost offsets that a header names: clients bound the bytes of headers
+
+
+async def read_stored(
+    service: Service, topic: str, start: Positions, end: Positions, options: dict[str, Any], *, by_time: bool
+) -> Response:
+    """Return the events up to now; `options` are those of `Store.read`. The headers tell where it begins and ends."""
+
+    def begin() -> tuple[Any, Any, bytes]:
+        span = service.backend.span(
+            Read.of(topic, service.backend.limits, start=start, end=end, **options), by_time=by_time
+        )
+        pieces = batches.encode_all(span.batches)
+        return span, pieces, next(pieces, b"")  # which raises what is to be told before the answer begins
+
+    span, pieces, first = await service.blocking(begin)
+
+    async def body() -> AsyncIterator[bytes]:
+        if first:
+            yield first
+            async for piece in service.pump(pieces):
+                yield piece
+
+    headers = (*_headers(span.uuid, span.starts, span.lost), ("headwater-to", _told(span.ends)))
+    return Response(200, headers, body())
+
+
+async def follow_stored(service: Service, topic: str, start: Positions, filters: dict[str, Any]) -> Response:
+    """Return the events up to now and new ones. The headers tell where it begins."""
+    cursor = await service.blocking(service.backend.cursor, topic, start=start, **filters)
+    lost = await service.blocking(cursor.lost)
+    found = await service.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)
+
+    async def body() -> AsyncIterator[bytes]:
+        async for some in found:
+            async for piece in service.pump(batches.encode_all(some)):
+                yield piece
+
+    return Response(200, _headers(cursor.uuid, cursor.offsets, lost), body(), waits=True)
+
+
+def _headers(uuid: str, offsets: Sequence[int], lost: Sequence[tuple[int, int, int]]) -> Headers:
+    told = ",".join([f"{partition}:{lo}-{hi - 1}" for partition, lo, hi in lost[:LOST_MAX]])
+    return (
+        ("content-type", MEDIA_TYPE),
+        ("headwater-topic", uuid),
+        ("headwater-from", _told(offsets)),
+        *((("headwater-lost", told),) if told else ()),
+    )
+
+
+def _told(offsets: Sequence[int]) -> str:
+    return ",".join(map(str, offsets))

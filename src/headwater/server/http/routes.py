@@ -1,4 +1,4 @@
-"""The table of routes: of each its handler, right, parameters, responses and description, in one record.
+"""The table of routes and the search in it. A record has handler, right, parameters, responses and description.
 
 The server dispatches by it, the OpenAPI document is built from it, and docs/SECURITY.md is compared with it. To add a
 route, write a handler, and a record here.
@@ -6,9 +6,12 @@ route, write a handler, and a record here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from headwater.document import Document
+from headwater.errors import Invalid, NotFound
 from headwater.event import Durability
 from headwater.format import replication as replicated
 from headwater.format.jsonl import EventLine
@@ -17,15 +20,14 @@ from headwater.info import BinderInfo, ConsumerInfo, DeletedSegment, Split, Topi
 from headwater.server.http import (
     appending,
     binders,
-    bus,
     consumers,
     parameters,
     reading,
     replication,
+    sse,
     system,
     topics,
     transactions,
-    views,
 )
 from headwater.server.http.binders import DocumentQuery, Field
 from headwater.server.http.consumers import AckResult, Acks, Seek
@@ -253,7 +255,7 @@ ROUTES = (
     Route(
         "POST",
         "/api/events",
-        bus.publish,
+        sse.publish,
         Right("append", "bus"),
         "Put an event on the bus. The body must be UTF-8.",
         json_of({"type": "object", "properties": {"id": UUID}, "required": ["id"]}),
@@ -265,7 +267,7 @@ ROUTES = (
     Route(
         "GET",
         "/api/events",
-        bus.follow,
+        sse.follow,
         Right("read", "bus"),
         "Stream the bus as server-sent events.",
         {SSE: TEXT},
@@ -328,7 +330,7 @@ ROUTES = (
     Route(
         "GET",
         "/views",
-        views.list_views,
+        binders.list_views,
         USER,
         "Return the state of projections and functions.",
         json_of(list[ViewInfo]),
@@ -336,7 +338,7 @@ ROUTES = (
     Route(
         "POST",
         "/query/{query}",
-        views.ask,
+        binders.ask,
         Right("read", "query"),
         "Run a named query; the body has its arguments.",
         json_of({}),
@@ -369,3 +371,66 @@ RIGHTS: dict[str, Right] = {name: right for route in ROUTES for name, right in r
 
 QUERY_NAMES = frozenset(name for route in ROUTES for name in route.query_names)
 """All known parameters. Any other may hold a secret, and must not be logged."""
+
+
+class _RouteNode:
+    """The routes below one part of a path: by the next part where that is a word, or any name."""
+
+    __slots__ = ("methods", "name", "name_may_be_empty", "words")
+
+    def __init__(self) -> None:
+        self.methods: dict[str, Route] = {}
+        self.words: dict[str, _RouteNode] = {}
+        self.name: _RouteNode | None = None
+        self.name_may_be_empty = False
+
+    def child(self, part: str) -> _RouteNode:
+        """Return the node below for a part of a pattern, which is made if there is none."""
+        if part[:1] != "{":
+            return self.words.setdefault(part, _RouteNode())
+        self.name = self.name or _RouteNode()
+        self.name_may_be_empty = part == "{id}"  # of a document
+        return self.name
+
+
+class Router:
+    """Finds the route of a request."""
+
+    def __init__(self, routes: Iterable[Route] = ROUTES) -> None:
+        self._root = _RouteNode()
+        for route in routes:
+            node = self._root
+            for part in route.pattern.split("/")[1:]:
+                node = node.child(part)
+            node.methods[route.method] = route
+
+    def methods(self, path: tuple[str, ...]) -> dict[str, Route]:
+        """Return the routes of a path, by method; raises NotFound if nothing is there.
+
+        For each method, a word in a pattern wins over a name: a document may have the name of another route.
+        """
+        nodes = [self._root]
+        for part in path:
+            below = [node.words[part] for node in nodes if part in node.words]
+            nodes = below + [node.name for node in nodes if node.name and (part or node.name_may_be_empty)]
+        found: dict[str, Route] = {}
+        for node in nodes:
+            found = node.methods | found
+        if not found:
+            raise NotFound("no such route", hint="GET /openapi.json lists all routes", code="no_such_route")
+        return found
+
+    def find(self, method: str, path: tuple[str, ...]) -> Route:
+        """Return the route of a request; raises NotFound, or Invalid for another method."""
+        methods = self.methods(path)
+        found = methods.get("GET" if method == "HEAD" else method)
+        if found is None:
+            may = allowed(methods)
+            raise Invalid(f"{method} is not allowed here", hint=f"use {may}", code="method_not_allowed", allow=may)
+        return found
+
+
+def allowed(methods: dict[str, Route]) -> str:
+    """Return the value of the `Allow` header."""
+    names = {*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}
+    return ", ".join(sorted(names))

@@ -2,6 +2,9 @@
 
 The `id:` of an event is its UUIDv6. Over several partitions, where that is no place to go on from, it is a cursor over
 all of them. `respond` is for `GET /topic/{name}/items` and for the bus; the bytes are made in `wire/sse.py`.
+
+The event bus at `/api/events` (`publish`, `follow`) is one topic, created with its first event, which keeps its newest
+segments. A topic of that name that exists is used as it is.
 """
 
 from __future__ import annotations
@@ -12,19 +15,19 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
-from headwater.errors import Closed, HeadwaterError, Invalid
-from headwater.event import ticks_and_node
+from headwater.errors import Closed, HeadwaterError, Invalid, NotFound
+from headwater.event import Ref, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.match.selection import Selection
 from headwater.position import Position
+from headwater.requests import Append
 from headwater.server.channels import ChannelSubscription
 from headwater.server.feeds import beating
-from headwater.server.http.message import BodyStream, Headers, Request, Response, StreamSink
+from headwater.server.http.message import BodyStream, Headers, Request, Response, StreamSink, json
 from headwater.server.service import Service
 from headwater.server.wire import sse
-from headwater.server.wire.encodings import encoded
-from headwater.server.wire.pieces import joined, parted
+from headwater.server.wire.pieces import encoded, joined, parted
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS: Headers = (("content-type", MEDIA_TYPE),)
@@ -280,3 +283,50 @@ def _after(offsets: Offsets, batches: Sequence[EventBatch]) -> Offsets:
 def _gap(after: UUID | str | None, oldest: UUID | str | None, gap: Gap | None) -> bytes:
     missed = None if gap is None or gap.offset is None else gap.oldest - gap.offset
     return sse.told("headwater.gap", {"after": after, "oldest": oldest, "missed": missed})
+
+
+_LINE_ENDS = frozenset("\r\n\0")  # what the name of a server-sent event cannot hold
+
+
+async def publish(service: Service, request: Request) -> Response:
+    """Append an event; answered with its id when it is durable."""
+    type = request.query.text("type")
+    if not type:
+        raise Invalid("the parameter 'type' is missing", hint="add it, as in ?type=placed", code="bad_parameter")
+    if not _LINE_ENDS.isdisjoint(type):
+        raise Invalid("a type on the bus must be a single line", code="bad_parameter")
+    data = await request.body(service.backend.limits.data_bytes_max)
+    try:
+        ref = await _append(service, type, data)
+    except NotFound:
+        await service.make(service.settings.bus.topic)
+        ref = await _append(service, type, data)
+    except Invalid as error:
+        if error.code != "not_utf8":
+            raise
+        hint = "the bus carries text; encode other bytes, for example as base64"
+        raise Invalid(error.message, hint=hint, code="not_utf8") from error
+    return json({"id": str(ref.id)})
+
+
+async def follow(service: Service, request: Request) -> Response:
+    """Return the events after the last that the client had, or from the oldest on, then those that come.
+
+    Before the first event there is no bus; a GET makes none, but waits for it.
+    """
+    query = request.query
+    last, pattern = query.text("lastEventId"), query.text("typeMatcher")
+    try:
+        return await respond(service, request, service.settings.bus.topic, last=last, type=pattern, bus=True)
+    except NotFound as error:
+        if error.code != "topic_not_found":
+            raise
+        return respond_later(service, request, service.settings.bus.topic, last=last, type=pattern)
+
+
+async def _append(service: Service, type: str, data: bytes) -> Ref:
+    topic = service.settings.bus.topic
+    request = Append.of(topic, data, service.backend.limits, type=type, content="text")
+    if len(data) > service.backend.limits.blob_bytes_min:  # too large to wait in memory for a commit with others
+        return await service.blocking(service.backend.append, request)
+    return await service.commits.append(request)

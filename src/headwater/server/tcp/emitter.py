@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from headwater.errors import Denied, HeadwaterError
 from headwater.format.protocol import PREFIX
 from headwater.log.pending import PendingAppend
-from headwater.server import prompt
-from headwater.server.commits import Group
-from headwater.server.prompt import Way
+from headwater.server import commits
+from headwater.server.commits import Group, Way
 from headwater.server.rights import action_of
 from headwater.server.tcp import emit as emits
 from headwater.server.tcp.answers import OK, emitted, failure
@@ -35,7 +34,7 @@ def write(group: Group) -> None:
         if slot.__class__ is EmitSlot and waiting.rows.error is None:
             slot.made = emitted(waiting)
             ready.append(slot)
-    prompt.write(ready)
+    commits.write_prompt(ready)
 
 
 class EmitSlot(ResponseSlot):

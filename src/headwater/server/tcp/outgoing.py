@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError
+from headwater.server.commits import Way
 from headwater.server.http.errors import status_of
-from headwater.server.prompt import Way
 from headwater.server.tcp.slots import AnswerSlot, ResponseSlot
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from headwater.server.tcp.fields import INT32, FrameFields, too_many
 from headwater.server.tcp.parts import ConnectionPart
 from headwater.server.tcp.slots import AnswerSlot
 from headwater.server.tcp.subscription import stopping
-from headwater.server.wire.encodings import slices
+from headwater.server.wire.pieces import slices
 from headwater.views.finding import Results
 from headwater.views.stored_documents import LargeDocument, StoredDocument
 

@@ -31,7 +31,7 @@ from headwater.format.contents import is_bson
 from headwater.format.events import EventBatch
 from headwater.limits import FRAME_DEPTH_MAX
 from headwater.server.tcp.subscription import Frames
-from headwater.server.wire.encodings import slices
+from headwater.server.wire.pieces import slices
 
 CHUNK_BYTES = 256 * 1024  # encoded at once: enough to vectorise, and little to be held for a slow client
 SMALL = 16  # events of a batch below which they are cheaper as objects, gathered over many batches

@@ -29,8 +29,7 @@ from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.decoding import ParsedEvents, too_long
-from headwater.server.wire.encodings import HUGE_BYTES, slices
-from headwater.server.wire.pieces import Cut, cut_off, joined, parted, size_of
+from headwater.server.wire.pieces import HUGE_BYTES, Cut, cut_off, joined, parted, size_of, slices
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 GROUP_BYTES = 256 * 1024  # of the first record batch: little for a client that reads nothing to hold back

@@ -31,8 +31,7 @@ from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.decoding import WRONG, ParsedEvents, more_than, too_long, too_many
-from headwater.server.wire.encodings import encoded
-from headwater.server.wire.pieces import Cut, cut_off, joined, parted
+from headwater.server.wire.pieces import Cut, cut_off, encoded, joined, parted
 
 _FEW = 4  # so few events are faster one by one
 _BLOCK_BYTES = 1024 * 1024  # what is looked at together: what is made of it stays small, whatever it holds
