@@ -1,6 +1,6 @@
 """HTTP/1.1 over a connection: `parsing` splits its bytes into requests, which are answered in their order.
 
-A connection is two small state machines: `Intake` is what it does with incoming bytes, `Answering` what it does with
+A connection is two small state machines: `Intake` is what it does with incoming bytes, `AnswerState` what it does with
 the request whose turn it is. An append of one small item is answered without a task (`prompt_appends`); everything else
 is an `Exchange`, a task of `HttpApplication.answer`. Bodies are pulled: the rest of a body that no handler takes is not
 read from the socket. A few requests may wait for their turn; when there are more, the rest is neither parsed nor read.
@@ -46,7 +46,7 @@ class Intake(Enum):
     ENDED = "the client sends no more; what was parsed is still answered"
 
 
-class Answering(Enum):
+class AnswerState(Enum):
     """States of the request whose turn it is."""
 
     IDLE = "there is none"
@@ -56,7 +56,7 @@ class Answering(Enum):
 
 
 # As globals, because every request compares several times, and a member of an enum takes longer to find.
-IDLE, PROMPT, TASK, ENDLESS = Answering
+IDLE, PROMPT, TASK, ENDLESS = AnswerState
 OPEN, SHUT, ENDED = Intake
 
 
