@@ -1,7 +1,7 @@
 """Live changes of binders: one poll of each binder for all followers, and a read for each follower on a change.
 
 SQLite does not notify other processes of a commit, so one task polls each followed binder every few milliseconds, in
-a worker thread. A large document is encoded as it is sent (wire/encodings.py). Belongs to the loop's thread.
+a worker thread. A large document is encoded as it is sent (wire/pieces.py). Belongs to the loop's thread.
 """
 
 from __future__ import annotations
