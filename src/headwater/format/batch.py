@@ -194,6 +194,10 @@ class Batch:
         self._table = table  # (kind, encoding, start, end, end with padding, crc)
         self._checked: dict[int, Column] = {}
 
+    def crc(self, kind: int) -> int | None:
+        """Return the stored checksum of a column, unverified; None if the batch does not have the column."""
+        return next((crc for found, _, _, _, _, crc in self._table if found == kind), None)
+
     @property
     def end_offset(self) -> int:
         return self.base_offset + self.count
