@@ -73,16 +73,15 @@ def encode_one(
             continue
         length = len(value)
         if kind == last:
-            size = at + length + 4
-            padding = -size & 7
-            size += padding
-            stored = value + _PADDING[padding] + _U32.pack(size)
+            padding = -(at + length + 4) & 7
+            at += length + padding + 4
+            stored = value + _PADDING[padding] + _U32.pack(at)
         else:  # the next column begins at a multiple of 4
             stored = value + _PADDING[-length & 3]
             at += len(stored)
         table += kind, 0, 0, length, crc32c(stored)
         parts.append(stored)
-    head = _AFTER_CRC[n].pack(size, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
+    head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
     return b"".join((MAGIC, _U32.pack(crc32c(head)), head, *parts))
 
 
