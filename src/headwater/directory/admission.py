@@ -39,14 +39,16 @@ class Admission:
         """
         admitted: list[Rows] = []
         producers: set[str] = set()  # of those admitted
-        keys = GroupKeys(admitted)
+        keys: GroupKeys | None = None
         for number, rows in enumerate(group):
             if rows.guarded:
                 producer = rows.producer
-                if (producer is not None and producer.id in producers) or (
-                    rows.expected is not None and keys.has(rows.key)
-                ):
+                if producer is not None and producer.id in producers:
                     return admitted, group[number:]
+                if admitted and rows.expected is not None:
+                    keys = keys or GroupKeys(admitted)
+                    if keys.has(rows.key):
+                        return admitted, group[number:]
                 try:
                     if self.answered(rows, slot):
                         continue
