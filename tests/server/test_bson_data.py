@@ -23,6 +23,7 @@ from headwater.format import frames
 from headwater.format.batch import DATA
 from headwater.format.column import Column
 from headwater.opening import open_directory
+from headwater.requests import Append
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import wire
 from tests.server.test_arrow_http import stream
@@ -155,7 +156,7 @@ def stored(path: Path, topic: str, *values: bytes) -> None:
     """Have these in a topic as an older version stored them: nobody looked."""
     with open_directory(path) as hw:
         hw.create(topic)
-        hw.directory.commit([hw.directory.prepare_encoded(topic, value, b"made", None, "bson") for value in values])
+        hw.directory.commit([hw.directory.prepare(Append(topic, value, "bson", b"made")) for value in values])
 
 
 @bad

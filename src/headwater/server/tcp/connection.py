@@ -23,9 +23,9 @@ from headwater.remote.connection import keep_alive
 from headwater.server.access import require
 from headwater.server.http.message import Client
 from headwater.server.rights import action_of
-from headwater.server.tcp import emit, login, sessions
+from headwater.server.tcp import login, sessions
 from headwater.server.tcp.answers import OK, failure
-from headwater.server.tcp.emitter import Emitter
+from headwater.server.tcp.emit import Emitter
 from headwater.server.tcp.fields import FrameFields
 from headwater.server.tcp.incoming import LARGE_BYTES, FrameParser
 from headwater.server.tcp.outgoing import FrameWriter
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 LINGER_S = 2.0  # how long a client may take to read why the connection ends
 TURN_BYTES = 256 * 1024  # of frames that are begun before others have their turn: what comes at once, at most
+EMIT = b"\x02type\x00\x05\x00\x00\x00EMIT\x00\x03frame\x00"  # how an EMIT begins, after its length
+UNCOUNTED_BYTES = 4096  # of a connection's frames under way, which are not worth the time to count them
 ENDING = frozenset(("bad_frame", "too_deep", "unknown_frame", "not_connected", "unauthenticated"))
 
 _log = logging.getLogger("headwater.server")
@@ -145,10 +147,6 @@ class TcpConnection(asyncio.Protocol):
             return
         if self.out.slots and self.out.slots[0].written:
             self.out.slots[0].finish()  # the client was quicker than our loop
-        alone = not (self.out.slots or self._incoming.size or self._queue or self._task or self.out.full)
-        if alone and self.connected and self._emits.take(data):
-            self.deadline = self.loop.time() + self.limits.idle_s
-            return
         try:
             self._cut(data)
         except HeadwaterError as error:
@@ -167,29 +165,25 @@ class TcpConnection(asyncio.Protocol):
             if len(raw) > LARGE_BYTES:
                 budget.check(len(raw) - counted)
             counted = 0
-            self._take(raw)
-            if self._over:
-                return
+            if raw.startswith(HEADS, 4) and self.connected and len(raw) <= LARGE_BYTES:
+                self._hear(raw)
+                if self._over:
+                    return
+            else:
+                self._queue.append(raw)
+                self._queued_bytes += len(raw)
         if incoming.large:
             budget.check(incoming.size - counted)
 
-    def _take(self, raw: bytes) -> None:
-        if not (self._queue or self._task) and self._is_small_emit(raw):
-            self._emits.add(raw)
-        elif self.connected and len(raw) <= LARGE_BYTES and raw.startswith(HEADS, 4):
-            try:
-                if len(raw) <= SMALL_BYTES:
-                    hear_small(self.parts, raw, self._metrics)
-                else:
-                    hear(self.parts, *protocol.decode(raw), self._metrics)
-            except HeadwaterError as error:
-                self._refuse(error)
-        else:
-            self._queue.append(raw)
-            self._queued_bytes += len(raw)
-
-    def _is_small_emit(self, raw: bytes) -> bool:
-        return raw.startswith(emit.HEAD, 4) and self.connected and len(raw) <= LARGE_BYTES and not self.out.full
+    def _hear(self, raw: bytes) -> None:
+        """Let a frame that has no response take effect at once, because nothing can depend on its place."""
+        try:
+            if len(raw) <= SMALL_BYTES:
+                hear_small(self.parts, raw, self._metrics)
+            else:
+                hear(self.parts, *protocol.decode(raw), self._metrics)
+        except HeadwaterError as error:
+            self._refuse(error)
 
     def _unqueue(self) -> bytes:
         raw = self._queue.popleft()
@@ -204,20 +198,26 @@ class TcpConnection(asyncio.Protocol):
                 if self._turn is None:
                     self._turn = self.loop.call_soon(self._next_turn)
                 break
-            raw = queue[0]
-            left -= len(raw)
-            if self._is_small_emit(raw):
-                self._unqueue()
-                self._emits.add(raw)
-                continue
-            self._emits.append()
-            if self.busy or self.out.slots or self._deaf:  # one of them may have ended the connection, and all behind
+            before = self._queued_bytes
+            if queue[0].startswith(EMIT, 4) and self.connected and len(queue[0]) <= LARGE_BYTES:
+                self._emit()
+            elif self.out.slots or self._deaf:
                 break
-            self._unqueue()
-            self._begin(raw)
-        self._emits.append()
+            else:
+                self._begin(self._unqueue())
+            left -= before - self._queued_bytes
         if self._over and not (self.out.ended or queue or self.out.slots or self._task):
             self._end()
+
+    def _emit(self) -> None:
+        """Begin the EMITs that come next, as many as one turn may begin; large ones are decoded apart."""
+        queue, size = self._queue, 0
+        raws = []
+        while queue and size < TURN_BYTES and queue[0].startswith(EMIT, 4) and len(queue[0]) <= LARGE_BYTES:
+            raws.append(raw := queue.popleft())
+            size += len(raw)
+        self._queued_bytes -= size
+        self._emits.append(raws, size)
 
     def _next_turn(self) -> None:
         self._turn = None
@@ -234,16 +234,17 @@ class TcpConnection(asyncio.Protocol):
         except HeadwaterError as error:
             self.refuse(error)
             return
-        if type == "EMIT":  # which begins in an unusual way
-            self._emits.add(raw)
+        if type == "EMIT":  # whose fields are in an unusual order
+            self._emits.append([raw], len(raw))
         elif type in HEARD:
             hear(self.parts, type, frame, self._metrics)
         elif type in AT_ONCE:
             slot = self.out.slot(len(raw))
             try:
-                self.out.fill(slot, AT_ONCE[type](self, frame), type)
+                answer = AnswerSlot(AT_ONCE[type](self, frame))
             except HeadwaterError as error:
-                self.out.fill(slot, failure(error), type, error)
+                answer = AnswerSlot(failure(error), None, error)
+            self.out.fill(slot, answer, type)
         else:
             self.start(self._answer(type, frame), len(raw))
 
@@ -267,13 +268,12 @@ class TcpConnection(asyncio.Protocol):
         try:
             type, found = await answer
         except Exception as error:  # noqa: BLE001  # each must be answered
-            found = self._failed(type, error)
+            found = self.failed(type, error)
         finally:
             self._task = None
         if self._transport.is_closing():
             return
-        slot.then = found.then
-        self.out.answer(slot, found, type)
+        self.out.fill(slot, found, type)
         self.go_on()
         self._wait_for_more()
 
@@ -283,7 +283,7 @@ class TcpConnection(asyncio.Protocol):
             type, frame = await self.service.blocking(protocol.decode_large, raw)
         self._check_type(type)
         if type == "EMIT":
-            return type, await self._emits.alone(raw)
+            return type, await self._emits.append_large(raw, frame)
         if type in HEARD:
             hear(self.parts, type, frame, self._metrics)
             return type, AnswerSlot(b"")
@@ -296,9 +296,9 @@ class TcpConnection(asyncio.Protocol):
             handler = login.connect if type == "CONNECT" else self._handlers[type]
             return type, await handler(self, frame)
         except Exception as error:  # noqa: BLE001  # as above
-            return type, self._failed(type, error)
+            return type, self.failed(type, error)
 
-    def _failed(self, type: str, error: Exception) -> AnswerSlot:
+    def failed(self, type: str, error: Exception) -> AnswerSlot:
         """The answer to a request that failed, which ends the connection if it must."""
         if not isinstance(error, HeadwaterError):  # a bug of ours must not end the server, nor tell its insides
             _log.error("a frame failed: %s", type, exc_info=error)
@@ -322,12 +322,12 @@ class TcpConnection(asyncio.Protocol):
 
     # Answers
 
-    def passed(self, slot: ResponseSlot, count: int, size: int) -> bool:
-        """Another thread has written the answers of the only slot, and nothing waits for them; False if something does.
+    def passed(self, slot: ResponseSlot, size: int) -> bool:
+        """Forget a slot whose responses another thread has written, if nothing waits for them; False if something does.
 
-        The shortest way for what is done most: the same as filling the slot, and `go_on`.
+        The shortest way for what is done most: as filling the slot, and `go_on`.
         """
-        if self._queue or self._over or not self.out.passed(slot, count, size):
+        if self._queue or self._over or not self.out.passed(slot, size):
             return False
         if self._counted or not self._reading:
             self._flow()
@@ -340,16 +340,6 @@ class TcpConnection(asyncio.Protocol):
     async def room(self) -> None:
         """Wait until the client has taken some of what was sent."""
         await self.out.room()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request has the connection for itself."""
-        return self._task is not None
-
-    @property
-    def deaf(self) -> bool:
-        """Whether nothing is begun any more, because something before it ended the connection."""
-        return self._deaf
 
     # Flow and limits
 
@@ -375,7 +365,9 @@ class TcpConnection(asyncio.Protocol):
     def go_on(self) -> None:
         """Something was answered: begin what waited for it, and read on if there is room."""
         self._proceed()
-        self._flow()
+        held = self._counted or self._held or self._queue or self._incoming.size
+        if held or self.out.slots_bytes > UNCOUNTED_BYTES or not self._reading or self._over or self.out.full:
+            self._flow()
 
     def _flow(self) -> None:
         """Read on, or not: a client may not be ahead of its answers by more than the limits."""
@@ -448,7 +440,6 @@ class TcpConnection(asyncio.Protocol):
         self._incoming.clear()
         self._queue.clear()
         self._queued_bytes = 0
-        self._emits.clear()
         if self._turn is not None:
             self._turn.cancel()
 
@@ -465,9 +456,7 @@ class TcpConnection(asyncio.Protocol):
         if error is None:
             self._transport.close()
             return
-        slot = self.out.slot(0)
-        slot.then = self.linger
-        self.out.fill(slot, failure(error), "", error)
+        self.out.fill(self.out.slot(0), AnswerSlot(failure(error), self.linger, error), "")
 
     def linger(self) -> None:
         """Let the client read the answer before the connection is reset under what it still sends."""

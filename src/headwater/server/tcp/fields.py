@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -17,21 +18,30 @@ class FrameFields:
 
     __slots__ = ("_values", "type")
 
-    def __init__(self, type: str, values: Mapping[str, Any], names: Iterable[str]) -> None:
+    def __init__(self, type: str, values: Mapping[str, Any], names: tuple[str, ...]) -> None:
         """`names` are those that the frame may have; each may begin with a small letter or a capital."""
         self.type = type
-        self._values: dict[str, Any] = {}
+        self._values = values if _set_of(names).issuperset(values) else self._renamed(values, names)
+
+    def _renamed(self, values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        """Return the values under the names as we write them; raises Invalid for an unknown field, or one twice."""
+        found: dict[str, Any] = {}
         for said, value in values.items():
             name = small(said)
             if name not in names:
                 there = f"known fields: {', '.join(names)}" if names else "it takes no fields"
                 raise self.wrong(f"has an unknown field {said[:40]!r}", hint=there)
-            if name in self._values:
+            if name in found:
                 raise self.wrong(f"has {name!r} twice")
-            self._values[name] = value
+            found[name] = value
+        return found
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def isdisjoint(self, names: frozenset[str]) -> bool:
+        """Return whether the frame has none of these fields."""
+        return names.isdisjoint(self._values)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -89,6 +99,11 @@ class FrameFields:
         if value is None and needed:
             raise self.wrong(f"needs {name!r}")
         return value
+
+
+@cache
+def _set_of(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:

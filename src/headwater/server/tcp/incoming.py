@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headwater.errors import HeadwaterError, TooLarge
 from headwater.format.protocol import PREFIX, bad_frame
@@ -38,12 +38,19 @@ class FrameParser:
         self._pieces = bytearray()
         self._needed = 4
 
-    def cut(self, data: bytes) -> Iterator[bytes]:
-        """Yield the frames that are whole now, without their lengths.
+    def cut(self, data: bytes) -> Iterable[bytes]:
+        """Return the frames that are whole now, without their lengths.
 
         Raises Invalid, `bad_frame`, or TooLarge, `frame_too_large`, for a length that cannot be: after that, and when
         not all frames were taken, it is of no more use.
         """
+        size = len(data)
+        if not self._pieces and size > 8 and _unpack(data)[0] == size - 4 <= self._most:
+            self._most = self._bytes_max
+            return (data[4:],)
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
         pieces = self._pieces
         if pieces:
             pieces += data

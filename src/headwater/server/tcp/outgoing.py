@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ class FrameWriter:
         self.slots: deque[ResponseSlot] = deque()
         self.slots_bytes = 0  # of the frames that they answer
         self.turn = asyncio.Lock()  # of the subscriptions: one encodes at a time, when there is room for it
+        self.full = False  # there is no room: the client takes too little, or a huge frame is being sent
         self.ended = False  # the last frame is written: later output is dropped
         self.transport: Any = None
         self._connection = connection
@@ -41,11 +41,6 @@ class FrameWriter:
         self._paused = False
         self._huge = asyncio.Lock()
         self._behind: list[bytes] = []  # what is written while a huge frame is, and comes after it
-
-    @property
-    def full(self) -> bool:
-        """Return whether there is no room: the client takes too little, or a huge frame is being sent."""
-        return self._paused or self._huge.locked()
 
     @property
     def behind(self) -> bool:
@@ -68,28 +63,16 @@ class FrameWriter:
         self.slots.append(slot)
         self.slots_bytes += slot.size
 
-    def fill(
-        self,
-        slot: ResponseSlot,
-        data: bytes,
-        type: str,
-        error: BaseException | None = None,
-        count: int = 1,
-        written: int = 0,
-    ) -> None:
-        """The answers to `count` frames are known: write them, and those that waited for them.
+    def fill(self, slot: ResponseSlot, answer: AnswerSlot, type: str, written: int = 0) -> None:
+        """Write the responses to the frames of a slot, when those before it are written.
 
         So many bytes of them were `written` by another thread.
         """
         self._metrics.bytes_sent += written
-        self._note(slot, type, error, count, (len(data) + written) // count)
-        self._deliver(slot, data)
-
-    def answer(self, slot: ResponseSlot, answer: AnswerSlot, type: str) -> None:
-        """The same with the answer of a request that had the connection for itself."""
-        errors = answer.errors or (answer.error,)
-        for error, group in groupby(errors):
-            self._note(slot, type, error, len(list(group)), len(answer.data) // len(errors))
+        size = (len(answer.data) + written) // slot.count
+        for error, count in answer.outcomes or ((answer.error, slot.count),):
+            self._note(slot, type, error, count, size)
+        slot.then = answer.then
         self._deliver(slot, answer.data)
 
     def _note(self, slot: ResponseSlot, type: str, error: BaseException | None, count: int, size: int) -> None:
@@ -123,17 +106,17 @@ class FrameWriter:
             if each.then is not None:
                 each.then()
 
-    def passed(self, slot: ResponseSlot, count: int, size: int) -> bool:
-        """Another thread has written the answers of the only slot. The shortest way for what is done most.
+    def passed(self, slot: ResponseSlot, size: int) -> bool:
+        """Forget the only slot, whose responses another thread has written: as `fill`, for what is done most.
 
-        False if it is not the only one, or more is to be noted: then it is to be filled.
+        False if it is not the only one, or the access log is on: then it is to be filled.
         """
         if len(self.slots) > 1 or self._metrics.access_log is not None:
             return False
         self.slots.clear()
         self.slots_bytes = 0
         self._metrics.bytes_sent += size
-        self._emitted(200, perf_counter() - slot.begun, count)
+        self._emitted(200, perf_counter() - slot.begun, slot.count)
         return True
 
     def way(self) -> Way | None:
@@ -169,6 +152,7 @@ class FrameWriter:
     async def _send_pieces(self, pieces: Iterator[bytes]) -> None:
         blocking = self._connection.service.blocking
         async with self._huge:
+            self.full = True
             try:
                 while not self.closing:
                     await self._drained()
@@ -180,6 +164,8 @@ class FrameWriter:
             except Exception:
                 self._connection.abort()
                 raise
+            finally:
+                self.full = self._paused
         behind, self._behind = b"".join(self._behind), []
         self.write(behind)
         if not (self._paused or self.closing):
@@ -201,11 +187,12 @@ class FrameWriter:
 
     def pause(self) -> None:
         """There is no more room."""
-        self._paused = True
+        self._paused = self.full = True
 
     def resume(self) -> None:
         """Wake up writers: there is room again, or the connection is closed."""
         self._paused = False
+        self.full = self._huge.locked()
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)

@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 
 class AnswerSlot(NamedTuple):
-    """The answer to a request that had the connection for itself; `then` is called when it is written.
+    """The response to a request, or to several that follow each other; `then` is called when it is written.
 
-    For those who count: `error` is what it tells of. Where it answers several frames, `errors` has what it tells of
-    each, None for what went well.
+    For the metrics: `error` is what it reports. Where it answers several frames, `outcomes` has the error of each, None
+    for success, with how many frames in a row have it.
     """
 
     data: bytes
     then: Callable[[], None] | None = None
     error: BaseException | None = None
-    errors: Sequence[BaseException | None] = ()
+    outcomes: Sequence[tuple[BaseException | None, int]] = ()
 
 
 class ResponseSlot:
