@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, Invalid, Unavailable
@@ -49,6 +50,16 @@ _log = logging.getLogger("headwater.server")
 Handler = Callable[["TcpConnection", dict[str, Any]], Awaitable[AnswerSlot]]
 
 
+class ConnectionState(IntEnum):
+    """How far a connection is. It only goes forward, and may leave out states."""
+
+    OPEN = 0  # frames are read, and take effect in their order
+    DRAINING = 1  # no more is read; what was read takes effect and is answered
+    ENDING = 2  # nothing more takes effect; what has begun is answered
+    LINGERING = 3  # the last frame is written; the client has time to read it
+    LOST = 4  # the connection is closed, and holds nothing
+
+
 class TcpConnection(asyncio.Protocol):
     """One connection."""
 
@@ -75,8 +86,7 @@ class TcpConnection(asyncio.Protocol):
         self._queued_bytes = 0
         self._turn: asyncio.Handle | None = None  # the rest of the queue is begun then
         self._reading = True
-        self._over = False  # nothing is read any more
-        self._deaf = False  # nor is anything begun that has been read
+        self._state = ConnectionState.OPEN
         self._refusal: HeadwaterError | None = None  # why it ends, once all before is answered
         # What goes out
         self.out = FrameWriter(self)
@@ -86,7 +96,6 @@ class TcpConnection(asyncio.Protocol):
         # Of the memory that all connections may take
         self._held = 0  # by `hold`
         self._counted = 0  # in all
-        self._lost = False
 
     # The transport
 
@@ -94,7 +103,7 @@ class TcpConnection(asyncio.Protocol):
         self._transport = self.out.transport = transport
         client = self.connections.accept(self, transport)
         if client is None:
-            self._over = self.out.ended = True
+            self._advance(ConnectionState.LINGERING)
             self._transport.write(failure(_stopping() if self.connections.stopping else _too_many()))
             self._transport.close()
             return
@@ -106,7 +115,6 @@ class TcpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         del error
         self.connections.forget(self)
-        self._over = True
         self._drop()
         self.out.lose()
         if self._task is not None:
@@ -116,12 +124,12 @@ class TcpConnection(asyncio.Protocol):
         self.resume_writing()
         self._held = 0
         self._count()
-        self._lost = True
+        self._advance(ConnectionState.LOST)
         self.deadline = NEVER
 
     def eof_received(self) -> bool:
         """The client sends no more. It may wait for answers, which TLS cannot give it then."""
-        self._over = True
+        self._advance(ConnectionState.DRAINING)
         self.go_on()
         under_way = bool(self.out.slots or self._queue or self._task)
         return under_way and not self.client.secure
@@ -143,7 +151,7 @@ class TcpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._metrics.bytes_received += len(data)
-        if self._over:
+        if self._state:
             return
         if self.out.slots and self.out.slots[0].written:
             self.out.slots[0].finish()  # the client was quicker than our loop
@@ -167,7 +175,7 @@ class TcpConnection(asyncio.Protocol):
             counted = 0
             if raw.startswith(HEADS, 4) and self.connected and len(raw) <= LARGE_BYTES:
                 self._hear(raw)
-                if self._over:
+                if self._state:
                     return
             else:
                 self._queue.append(raw)
@@ -185,6 +193,11 @@ class TcpConnection(asyncio.Protocol):
         except HeadwaterError as error:
             self._refuse(error)
 
+    def _advance(self, state: ConnectionState) -> None:
+        """Enter a later state; an earlier one is passed already."""
+        self._state = max(self._state, state)
+        self.out.ended = self.out.ended or state >= ConnectionState.LINGERING
+
     def _unqueue(self) -> bytes:
         raw = self._queue.popleft()
         self._queued_bytes -= len(raw)
@@ -201,12 +214,12 @@ class TcpConnection(asyncio.Protocol):
             before = self._queued_bytes
             if queue[0].startswith(EMIT, 4) and self.connected and len(queue[0]) <= LARGE_BYTES:
                 self._emit()
-            elif self.out.slots or self._deaf:
+            elif self.out.slots or self._state >= ConnectionState.ENDING:
                 break
             else:
                 self._begin(self._unqueue())
             left -= before - self._queued_bytes
-        if self._over and not (self.out.ended or queue or self.out.slots or self._task):
+        if self._state and not (self.out.ended or queue or self.out.slots or self._task):
             self._end()
 
     def _emit(self) -> None:
@@ -327,7 +340,7 @@ class TcpConnection(asyncio.Protocol):
 
         The shortest way for what is done most: as filling the slot, and `go_on`.
         """
-        if self._queue or self._over or not self.out.passed(slot, size):
+        if self._queue or self._state or not self.out.passed(slot, size):
             return False
         if self._counted or not self._reading:
             self._flow()
@@ -355,7 +368,7 @@ class TcpConnection(asyncio.Protocol):
 
     def _count(self) -> None:
         """Tell the budget of all connections what this one holds now."""
-        if self._lost:
+        if self._state is ConnectionState.LOST:
             return
         held = self._held + self._incoming.size + self._queued_bytes + self.out.slots_bytes
         if held != self._counted:
@@ -366,7 +379,7 @@ class TcpConnection(asyncio.Protocol):
         """Something was answered: begin what waited for it, and read on if there is room."""
         self._proceed()
         held = self._counted or self._held or self._queue or self._incoming.size
-        if held or self.out.slots_bytes > UNCOUNTED_BYTES or not self._reading or self._over or self.out.full:
+        if held or self.out.slots_bytes > UNCOUNTED_BYTES or not self._reading or self._state or self.out.full:
             self._flow()
 
     def _flow(self) -> None:
@@ -379,7 +392,7 @@ class TcpConnection(asyncio.Protocol):
             or len(self._queue) > limits.frames_waiting_max
             or not (self.connected or (self._task is None and not self._queue))  # who it is comes first
         )
-        wanted = not (crowded or self._over or self.out.full)
+        wanted = not (crowded or self._state or self.out.full)
         if wanted != self._reading and not self.out.closing:
             self._reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
@@ -401,7 +414,7 @@ class TcpConnection(asyncio.Protocol):
                 self.abort()
             self._full_bytes = waiting
             self.deadline = self.loop.time() + self.limits.write_s
-        elif self._over:
+        elif self._state:
             self.abort()
         elif self.connected and self._reading and self._incoming.size:
             self._refuse(Unavailable("a frame stands still", hint="send it at once", code="timeout"))
@@ -431,12 +444,11 @@ class TcpConnection(asyncio.Protocol):
 
     def end(self) -> None:
         """Look at no more frames, because the answer to the last one ends the connection."""
-        self._over = True
         self._drop()
 
     def _drop(self) -> None:
         """Forget all that has come and has not begun."""
-        self._deaf = True
+        self._advance(ConnectionState.ENDING)
         self._incoming.clear()
         self._queue.clear()
         self._queued_bytes = 0
@@ -445,7 +457,7 @@ class TcpConnection(asyncio.Protocol):
 
     def _refuse(self, error: HeadwaterError) -> None:
         """End it because of what has just come: what came before is answered first."""
-        self._over = True
+        self._advance(ConnectionState.DRAINING)
         self._refusal = self._refusal or error
         self._incoming.clear()
         self.go_on()
@@ -466,7 +478,7 @@ class TcpConnection(asyncio.Protocol):
             self._close_parts()
             self.loop.create_task(self._linger_later())
             return
-        self._over = self.out.ended = True
+        self._advance(ConnectionState.LINGERING)
         self._close_parts()
         self.deadline = self.loop.time() + (self.limits.write_s if self.out.full else LINGER_S)
         if self.client.secure:  # which reads until the client has agreed to end
