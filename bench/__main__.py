@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench import (
     append,
+    client,
     consume,
     follow,
     keys,
@@ -39,6 +40,7 @@ from bench.work import Benchmark, Work
 
 ALL: tuple[Benchmark, ...] = (
     *append.BENCHMARKS,
+    *client.BENCHMARKS,
     *transactions.BENCHMARKS,
     *scan.BENCHMARKS,
     *match.BENCHMARKS,

@@ -18,7 +18,7 @@ import headwater
 from bench.rounds import Samples, interleave, rate
 from bench.table import Figure, Row, at_least
 from bench.work import BATCH_EVENTS, Benchmark, Work
-from headwater.views.projecting import ROUND_EVENTS
+from headwater.views.projection_worker import ROUND_EVENTS
 
 TOPIC = "orders"
 BINDER = "customers"

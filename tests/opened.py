@@ -7,11 +7,11 @@ from typing import Unpack
 from headwater.bucket.bucket import Bucket
 from headwater.consumers.log_consumer import ExternalCursors, LogConsumer
 from headwater.consumers.log_consumers import log_consumers
-from headwater.directory.transaction import DirectoryTransaction
 from headwater.format import given
 from headwater.history.archive import DirectoryArchive
 from headwater.requests import Consume, ConsumeOptions, ProducerLike
 from headwater.store import Store
+from headwater.transaction import Transaction
 from headwater.views.binder import LocalBinder
 
 
@@ -38,5 +38,5 @@ def join(
     return log_consumers(store.consumption).join(Consume.of(name, topic, store.limits, **options), kept)
 
 
-def begin(store: Store, producer: ProducerLike | None = None) -> DirectoryTransaction:
+def begin(store: Store, producer: ProducerLike | None = None) -> Transaction:
     return store.directory.transaction(None, given.check_producer(producer, store.limits))

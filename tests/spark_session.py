@@ -56,9 +56,9 @@ def java_classes() -> None:
 
 
 def make_java_classes(_: Path) -> dict[str, Any]:
-    from headwater.spark import java
+    from headwater.spark import installation
 
-    if not list(java.home().glob("*-quick.jsa")):
+    if not list(installation.java_home().glob("*-quick.jsa")):
         # Java keeps the pipe until it has written the archive and ends.
         subprocess.run([sys.executable, "-c", SHORT_SESSION], capture_output=True, timeout=TIMEOUT_S, check=True)
     return {}

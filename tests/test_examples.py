@@ -17,7 +17,7 @@ import pytest
 
 from headwater import Event, Limits, Store
 from headwater.opening import open_directory
-from headwater.views.loading import load
+from headwater.views.app import load_app
 from tests.log.children import Child, Said
 from tests.waiting import wait_for
 
@@ -31,7 +31,7 @@ KILLS = 6
 def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The example as a module, in an empty directory."""
     monkeypatch.chdir(tmp_path)
-    load(str(ORDERS))
+    load_app(str(ORDERS))
     return sys.modules["orders"]
 
 

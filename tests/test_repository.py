@@ -164,3 +164,28 @@ def test_the_options_of_append_and_read_stand_in_few_signatures() -> None:
         "expected_version": True,
         "match": True,
     }
+
+
+def test_a_docstring_names_classes_and_files_that_exist() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    known = {name for name, _ in classes()} | {node.id for _, node in nodes if isinstance(node, ast.Name)}
+    known |= {node.attr for _, node in nodes if isinstance(node, ast.Attribute)}
+    headers = {"Accept", "Allow", "Authorization", "Host", "Origin"}
+    known |= (
+        headers
+        | {"NaN", "Infinity"}
+        | {name for _, node in nodes if isinstance(node, ast.alias) for name in [node.name]}
+    )
+    missing = set()
+    for path, node in nodes:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        text = ast.get_docstring(node) or ""
+        named = re.findall(r"`([A-Z][a-z]+[A-Za-z]*)(?:\.\w+)?`", text)
+        missing |= {f"{path.name}: {name}" for name in named if name not in known}
+        files = set(re.findall(r"[a-z_0-9/]+\.py\b", text)) - {"shop.py"}  # the application of the examples
+        missing |= {
+            f"{path.name}: {file}" for file in files if not any(str(each).endswith(f"/{file}") for each in MODULES)
+        }
+    assert missing == set()

@@ -13,14 +13,14 @@ import headwater.spark
 from examples.demo import plot, shop
 from examples.demo.screen import bar, chapter, expect, note, say, timed
 from examples.demo.serving import documents
-from headwater.spark.progress import watching
+from headwater.spark.session import watching_tasks
 
 
 def run(log: Path, directory: Path, visits: int) -> None:
     chapter("A pipeline on Spark, from the same log")
     spark, took = timed(lambda: headwater.spark.session(quick=True))
     say(f"Spark {spark.version} has started in this process ({took})")
-    with bar("tasks of Spark") as update, watching(spark, update):
+    with bar("tasks of Spark") as update, watching_tasks(spark, update):
         compute(spark, log, directory, visits)
         chapter("The history as Parquet, and as one table with what is live")
         archive(spark, log, directory)

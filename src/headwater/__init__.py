@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from headwater.event import Event, Ref, Refs
     from headwater.format.events import EventBatch
     from headwater.format.producers import Producer
-    from headwater.history.restoring import restore
+    from headwater.history.restore import restore
     from headwater.info import DrainResult, TopicInfo
     from headwater.limits import Limits
     from headwater.opening import open, promote, replica, replicate  # `open` is the verb users expect, as in gzip.open
-    from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
+    from headwater.protocols import AppendHandle, Binder, Consumer, Follow
     from headwater.server.http.asgi import asgi
     from headwater.store import Store
+    from headwater.transaction import Transaction
     from headwater.views.aggregate import Aggregate, Repository
     from headwater.views.app import App
     from headwater.views.context import Context
@@ -100,13 +101,13 @@ _HOMES = {
     "Ref": "headwater.event",
     "Refs": "headwater.event",
     "Repository": "headwater.views.aggregate",
-    "Transaction": "headwater.protocols",
+    "Transaction": "headwater.transaction",
     "asgi": "headwater.server.http.asgi",
     "open": "headwater.opening",
     "promote": "headwater.opening",
     "replica": "headwater.opening",
     "replicate": "headwater.opening",
-    "restore": "headwater.history.restoring",
+    "restore": "headwater.history.restore",
 }
 
 

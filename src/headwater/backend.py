@@ -1,4 +1,4 @@
-"""What a `Store` stands on: `Backend`, the protocol of a place that keeps events, and what such a place cannot do.
+"""`Backend`: the protocol of a place that keeps events, and of what a `Store` needs besides.
 
 A directory, a bucket and a server implement `Backend`, each in a room of its own. They take requests that are checked
 (`requests.py`) and answer with the vocabulary. What a place lacks is data, `Backend.lacks`: `Store` raises Unsupported
@@ -7,7 +7,7 @@ from it, and the table in docs/BACKENDS.md is made of it. Everything here is saf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -15,11 +15,12 @@ from headwater.event import Event, Ref, Refs
 from headwater.format.events import EventBatch
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicSettings
-from headwater.info import ConsumerInfo, DeletedSegment, DrainResult, Split, TopicInfo, ViewInfo
+from headwater.info import ConsumerInfo, DeletedSegment, Split, TopicInfo, ViewInfo
 from headwater.limits import Limits
 from headwater.position import Position, Positions
-from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
-from headwater.requests import Append, AppendMany, Consume, Read
+from headwater.protocols import AppendHandle, Binder, Consumer, Follow
+from headwater.requests import Append, AppendMany, Consume, Drain, Read
+from headwater.transaction import Transaction
 
 Kind = Literal["directory", "bucket", "server"]
 
@@ -75,6 +76,8 @@ class Backend(Protocol):
     def delete(self, topic: str) -> None: ...
     def append(self, request: Append) -> Ref: ...
     def append_many(self, request: AppendMany) -> Refs: ...
+    def append_later(self, request: Append) -> AppendHandle: ...
+    def flush(self) -> None: ...
     def sync(self, topic: str) -> None: ...
     def producers(self, topic: str, partition: int) -> KnownProducers | None: ...
     def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction: ...
@@ -97,24 +100,27 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class LaterAppends(Protocol):
-    """A backend that appends in the background (`append_later`)."""
+class DrainVisit(Protocol):
+    """A visit to a consumer, as `drain` needs it."""
 
-    def append_later(self, request: Append) -> AppendHandle: ...
-    def flush(self) -> None: ...
+    def monotonic(self) -> float:
+        """Return the seconds of the clock that `events` compares with."""
+
+    def behind(self) -> bool:
+        """Return whether events wait for the consumer."""
+
+    def join(self) -> Consumer:
+        """Join the consumer; closing it ends the visit."""
+
+    def events(self, until_s: float) -> Iterator[Event]:
+        """Yield the events that wait, after `join`. Ends when there are none, or at `until_s`."""
 
 
 class ConsumerVerbs(Protocol):
     """The consumers of a store."""
 
     def join(self, request: Consume) -> Consumer: ...
-    def drain(
-        self,
-        request: Consume,
-        handler: Callable[[Event], object],
-        seconds: float | None,
-        partitions: Iterable[int] | None,
-    ) -> DrainResult: ...
+    def visit(self, request: Drain) -> DrainVisit: ...
     def infos(self, topic: str | None) -> list[ConsumerInfo]: ...
     def seek(self, consumer: str, topic: str, at: Position, partition: int | None) -> dict[int, int]: ...
     def forget(self, consumer: str, topic: str) -> None: ...
@@ -127,5 +133,10 @@ class ViewVerbs(Protocol):
     def binder(self, name: str) -> Binder: ...
     def binders(self) -> list[str]: ...
     def views(self) -> list[ViewInfo]: ...
-    def query(self, name: str, arguments: dict[str, Any]) -> Any: ...
     def close(self) -> None: ...
+
+
+class QueryVerbs(Protocol):
+    """The queries of an application, where its server runs them."""
+
+    def query(self, name: str, arguments: dict[str, Any]) -> Any: ...

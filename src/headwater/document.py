@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+ChangeKind = Literal["put", "delete", "reset"]
+
 
 class Document(msgspec.Struct, frozen=True):
     """A member of a binder. `version` is the offset of the last event that was folded into it."""
@@ -21,7 +23,7 @@ class Change(msgspec.Struct, frozen=True):
     `place` is where to go on after it. `version` and `data` are None unless the document was put.
     """
 
-    kind: Literal["put", "delete", "reset"]
+    kind: ChangeKind
     place: str
     id: str = ""
     version: int | None = None

@@ -209,14 +209,14 @@ def _decode_bson(event: Event, data: bytes) -> Any:
     try:
         import bson
     except ImportError as error:
-        raise Unsupported("reading BSON needs the bson codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("reading BSON needs pymongo", hint="pip install 'headwater[bson]'") from error
     # A date beyond the years of Python stays a number: one of them must not keep a document from being read.
     options: Any = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_AUTO)
     try:
         return bson.decode(data, options)
     except (bson.errors.BSONError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise Invalid(
-            f"the event {event.offset} of topic {event.topic!r}, partition {event.partition}, is not BSON: {error}",
+            f"event {event.offset} of topic {event.topic!r}, partition {event.partition}, is not BSON: {error}",
             hint="its bytes are in event.data",
             code="bad_bson",
             topic=event.topic,

@@ -102,10 +102,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     archive_retry_s: float = 10.0  # the process that reads waits so long for an archive that is out of reach
     archive_look_s: float = 1.0  # how often an archiver looks for finished segments: a look costs little
 
+    # Appends in the background.
+    linger_ms: int | None = None  # how long `append_later` gathers events; None: 100 in a bucket, 5 elsewhere
+    linger_bytes: int = 4 * MIB  # or until there are so many bytes
+    buffer_bytes: int = 64 * MIB  # what may be pending, of a store, or of a partition of a bucket; then callers wait
+
     # In a bucket.
-    linger_ms: int = 100  # how long `append_later` gathers before an object is put: requests are what a bucket costs
-    linger_bytes: int = 4 * MIB  # or until there is so much
-    buffer_bytes: int = 64 * MIB  # what may wait to be put, of a partition; then the caller that appends waits
     object_bytes: int = 8 * MIB  # about how much goes into one object, unless one append has more
     knowledge_s: float = 60.0  # how old a look at what was compacted and trimmed may be, from the look to the answer
     collect_s: float = 600.0  # what is garbage is deleted after this: far above what anybody believes, or waits for

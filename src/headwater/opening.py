@@ -40,8 +40,6 @@ from headwater.replication.replicator import Replicator
 from headwater.store import Store
 from headwater.views.local_views import LocalViews
 
-BUCKET_OPTIONS = frozenset(("linger_ms", "coordinator"))
-
 
 def open(  # the verb users expect, as in gzip.open
     address: str | os.PathLike[str],
@@ -63,27 +61,30 @@ def open(  # the verb users expect, as in gzip.open
 
     A directory is created if it is missing, unless `mode="existing"`, which raises NotFound; a server is connected to
     when it is first used. `durability` is what appends wait for unless they say otherwise: `fsync` (on disk) or `os`
-    (handed to the system). Raises Invalid for a directory that holds something else, Unsupported for an address or
-    version that it does not know.
+    (handed to the system). `linger_ms` is how long `append_later` gathers events (100 in a bucket, 5 elsewhere); in a
+    bucket, every append then waits so long to share an object. Raises Invalid for a directory that holds something
+    else, Unsupported for an address or version that it does not know.
 
     For a server: `token`, or `user`, a name and a password; `tls_ca`, the authorities to trust instead of the system's;
     `tls_cert` and `tls_key`, the client's own certificate; `timeout`, how many seconds a response may take to begin
     (60); `retry`, for how many seconds a failed request is retried where that is safe (15). See docs/CLIENT.md.
 
-    For a bucket: `linger_ms`, how long appends wait for others to share an object with them; `coordinator`, where
-    consumers keep their leases instead of the bucket: `dynamodb://table?region=…`. See docs/BUCKET.md.
+    For a bucket: `coordinator`, where consumers keep their leases instead of the bucket: `dynamodb://table?region=…`.
+    See docs/BUCKET.md.
     """
     text = os.fspath(address)
     kind = kind_of(text) if isinstance(address, str) else "directory"
     server: dict[str, Any] = {"token": token, "user": user, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
     server |= {"timeout": timeout, "retry": retry}
-    bucket: dict[str, Any] = {"linger_ms": linger_ms, "coordinator": coordinator}
     if kind != "bucket":
-        _refuse(text, kind, bucket, "buckets", "s3://bucket/prefix")
+        _refuse(text, kind, {"coordinator": coordinator}, "buckets", "s3://bucket/prefix")
     if kind != "server":
         _refuse(text, kind, server, "servers", "http://host:7450")
     create = mode == "create"
+    if linger_ms is not None:
+        limits = msgspec.structs.replace(limits, linger_ms=linger_ms)
     if kind == "bucket":
+        bucket: dict[str, Any] = {"patient": linger_ms is not None, "coordinator": coordinator}
         return open_bucket(text, create=create, durability=durability, limits=limits, **bucket)
     if kind == "server":
         return _open_server(text, durability, limits, server)
@@ -128,19 +129,20 @@ def open_bucket(
     create: bool = True,
     durability: Durability = "fsync",
     limits: Limits = DEFAULTS,
-    linger_ms: int | None = None,
+    patient: bool = False,
     coordinator: str | None = None,
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> Store:
-    """Open a bucket, with the disk and the clock that it is to use; `open` explains the other options."""
+    """Open a bucket, with the disk and the clock that it is to use; `open` explains the other options.
+
+    `patient`: all appends linger, not only those of `append_later`.
+    """
     from headwater.bucket.opening import open_store
 
     disk, clock = disk or Disk(), clock or Clock()
-    if linger_ms is not None:
-        limits = msgspec.structs.replace(limits, linger_ms=linger_ms)
     store = open_store(url, clock=clock, disk=disk, limits=limits)
-    options: dict[str, Any] = {"create": create, "durability": durability, "patient": linger_ms is not None}
+    options: dict[str, Any] = {"create": create, "durability": durability, "patient": patient}
     return store_of(store, coordinator, limits=limits, disk=disk, clock=clock, **options)
 
 
@@ -166,11 +168,11 @@ def _refuse(address: str, kind: str, options: dict[str, Any], others: str, hint:
 
 
 def _open_server(address: str, durability: Durability, limits: Limits, options: dict[str, Any]) -> Store:
-    from headwater.consumers.remote_consumers import RemoteConsumers
+    from headwater.consumers.remote_consumer import RemoteConsumers
     from headwater.remote.remote import Remote
     from headwater.remote.server_address import Credentials, ServerAddress, tls_context
     from headwater.remote.transport import Transport
-    from headwater.replication.remote_source import RemoteSource
+    from headwater.replication.source import RemoteSource
     from headwater.views.remote_views import RemoteViews
 
     where = ServerAddress.parse(address)

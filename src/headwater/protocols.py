@@ -1,4 +1,4 @@
-"""What the verbs of a `Store` return and a program holds on to: followers, consumers, transactions, binders.
+"""The types that the verbs of a `Store` return and a program holds on to: followers, consumers, binders.
 
 These are the types to annotate with. Each backend has classes of its own that implement them; their docstrings say how
 they differ, if they do.
@@ -6,19 +6,19 @@ they differ, if they do.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack, overload
+from typing import Any, Protocol, Self, overload
 
 from headwater.document import Change, Document
-from headwater.event import Content, Event, Ref, Refs
-from headwater.format.given import Data, Meta
+from headwater.errors import within_memory
+from headwater.event import Event, Ref, Refs
 from headwater.info import BinderInfo
 from headwater.position import Position
-from headwater.requests import EventOptions
 
 AtLeast = int | Ref | Event | Refs | Sequence[Ref | Event]
-"""What a read of documents waits for: an offset, or what was appended."""
+"""An offset or appended events, which a read of documents waits for."""
 
 READ_TIMEOUT_S = 10.0  # how long such a read waits
 
@@ -39,37 +39,38 @@ class Follow(Iterator[Event], Protocol):
     ) -> None: ...
 
 
-class Consumer(Iterator[Event], Protocol):
+@within_memory()
+class Consumer(Iterator[Event], ABC):
     """One member of a named consumer. Close it, or use it in a `with` statement.
 
     Delivery is at least once: events that were handed out and not acked go to the next member. Iterating ends after
-    `timeout` seconds without an event, and when the consumer is stopped or closed. It belongs to one thread; acks and
-    failures may come from any. If the `with` block raises, the event in hand has failed.
+    `timeout` seconds without an event, and when the consumer or its store is stopped or closed; while other members
+    hold all partitions, it waits. It belongs to one thread; acks and failures may come from any. If the `with` block
+    raises, the event in hand has failed.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def id(self) -> str:
-        """Return the id of this member: the owner of its leases."""
-        ...
+    name: str
+    topic: str
 
     @property
+    @abstractmethod
+    def id(self) -> str:
+        """Return the id of this member: the owner of its leases. On a server, joining again gives it another one."""
+
+    @property
+    @abstractmethod
     def partitions(self) -> list[int]:
         """Return the partitions that it holds."""
-        ...
 
     @property
+    @abstractmethod
     def fences(self) -> dict[int, int]:
         """Return the fence of each partition that it holds. It grows with every owner: others can refuse older ones."""
-        ...
 
     @property
+    @abstractmethod
     def skipped(self) -> int:
-        """How many offsets were passed over because retention deleted them first, or because their events are lost."""
-        ...
+        """Return how many offsets were skipped because retention deleted them first, or their events are lost."""
 
     @overload
     def drain(self) -> Iterator[Event]: ...
@@ -78,87 +79,88 @@ class Consumer(Iterator[Event], Protocol):
     def drain(self, handler: Callable[[Event], object] | None = None) -> Iterator[Event] | int:
         """Hand out what is there now, then end; with a `handler`, call it for each event and return how many it took.
 
-        An event is acked when the handler returns, and has failed if it raises.
+        It waits for partitions that other members hold, or held when they died. An event is acked when the handler
+        returns, and has failed if it raises; all acks are durable when this returns.
+        """
+        events = self._drain()
+        if handler is None:
+            return events
+        handled = sum(self.handle(event, handler) for event in events)
+        self.flush()
+        return handled
+
+    def handle(self, event: Event, handler: Callable[[Event], object]) -> bool:
+        """Call `handler` with an event, and ack it: True. If the handler raises, the event has failed: False."""
+        try:
+            handler(event)
+        except Exception as error:  # noqa: BLE001  # any error is stored with the event
+            failure = error
+        else:
+            self.ack(event)
+            return True
+        self.fail(event, failure)
+        return False
+
+    @abstractmethod
+    def ack(self, event: Event | Iterable[Event], *more: Event) -> None:
+        """Mark events as handled. Stored within `ack_ms`, on `flush` and on closing; over a network within twice that.
+
+        The cursor is the lowest offset that is not acked. Acking again changes nothing. Raises Fenced if another member
+        has the partition now, or the consumer was moved: the event is delivered again.
         """
 
-    def ack(self, event: Event | Iterable[Event], *more: Event) -> None:
-        """Mark events as handled; stored within `ack_ms`. Raises Fenced if another member has the partition now."""
-
+    @abstractmethod
     def ack_to(self, at: Event | tuple[int, int]) -> None:
         """Mark all events up to and including one as handled: an event, or a partition and an offset."""
 
+    @abstractmethod
     def fail(self, event: Event, error: object = "") -> bool:
-        """Count a failure: the event comes again, or is dead-lettered after `failures_max`; True if it was."""
+        """Count a failure of an event. It is delivered again after a pause, before others of its partition: False.
 
+        After `failures_max` it is moved to the topic `<topic>.dead` with the error, and acked: True.
+        """
+
+    @abstractmethod
     def failures(self, event: Event) -> int:
-        """Return how often an event has failed so far."""
+        """Return how often an event has failed so far, as far as this member knows."""
 
+    @abstractmethod
     def flush(self) -> None:
-        """Store all acks; they are durable when this returns."""
+        """Store all acks; they are durable when this returns. Raises Fenced if some came too late to be stored."""
 
+    @abstractmethod
     def seek(self, at: Position, partition: int | None = None) -> dict[int, int]:
-        """Move the consumer to a position, durably, in one partition or all; returns the new cursors."""
+        """Move the consumer to a position, durably, in one partition or all that it holds; returns the new cursors.
 
+        What was handed out before can no longer be acked. Raises Fenced if a partition is not held.
+        """
+
+    @abstractmethod
     def lag(self) -> dict[int, int]:
-        """Return how many events wait in each partition that it holds."""
+        """Return how many offsets each partition of the topic is ahead of the consumer, held here or not."""
 
+    @abstractmethod
     def stop(self) -> None:
-        """End the iteration, from any thread."""
+        """End the iteration soon, from any thread; what was handed out can still be acked."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Store all acks and release the leases. May be called twice."""
+        """Store all acks and release the leases, durably. May be called twice.
 
-    def __enter__(self) -> Self: ...
+        On a server, raises Unavailable if that cannot be reached; what was not stored is delivered again.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
-
-class Transaction(Protocol):
-    """Appends and acks that happen together or not at all; for one thread.
-
-    Nothing is visible before `commit`, which the end of a `with` block calls, unless the block raises.
-    """
-
-    refs: list[Ref]
-    """Where the events are, in the order of the appends, once it is committed."""
-
-    def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
-        """Append one event with the rest, with the options of `Store.append`.
-
-        `expected_version` is the key's before the transaction. Raises TooLarge for data that would need a file of its
-        own, and when the transaction outgrows its limits.
-        """
-
-    def append_many(
-        self,
-        topic: str,
-        data: Sequence[Data],
-        *,
-        types: Sequence[str] | str = "",
-        keys: Sequence[bytes | str | None] | None = None,
-        metas: Sequence[Meta | None] | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Append many events with the rest, as `Store.append_many` does."""
-
-    def ack(self, *events: Event, consumer: Any = None) -> None:
-        """Mark events as handled with the rest; `consumer` is the one that handed them out, if several did.
-
-        Raises Invalid if no consumer of this store holds an event. `commit` raises Fenced if another member took over.
-        """
-
-    def commit(self) -> list[Ref]:
-        """Commit; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done."""
-
-    def discard(self) -> None:
-        """Do nothing of it."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    @abstractmethod
+    def _drain(self) -> Iterator[Event]:
+        """Return the events that are there now, as `drain` hands them out."""
 
 
 class AppendHandle(Protocol):

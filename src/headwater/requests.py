@@ -1,4 +1,4 @@
-"""Requests: what is asked of a store, as frozen records that are checked once, here.
+"""Requests to a store, as frozen records that are checked once, here.
 
 Every entry point decodes into them: the verbs of Python, HTTP, TCP, transactions, functions, the command line, import
 and Spark. A record holds bytes as a batch stores them, so nothing behind it encodes or checks again; what depends on
@@ -8,8 +8,8 @@ a line in `AppendOptions`, and one line for each wire. Immutable; safe from any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -24,15 +24,12 @@ from headwater.format.producers import Producer
 from headwater.limits import Limits
 from headwater.position import Position, Positions
 
-if TYPE_CHECKING:
-    pass
-
 ProducerLike = Producer | tuple[str, int, int]
 """A producer: its id, epoch and seq."""
 
 
 class EventOptions(TypedDict, total=False):
-    """What may be said of one event: the options of `append` that a transaction takes, too."""
+    """The options of one event: those of `append` that a transaction takes, too."""
 
     type: str
     key: bytes | str | None
@@ -49,8 +46,18 @@ class AppendOptions(EventOptions, total=False):
     producer: ProducerLike | None
 
 
+class ManyOptions(TypedDict, total=False):
+    """The options of `append_many` that a transaction takes, too: `types`, `keys` and `metas` are for each event."""
+
+    types: Sequence[str] | str
+    keys: Sequence[bytes | str | None] | None
+    metas: Sequence[Meta | None] | None
+    content: Content | None
+    partition: int | None
+
+
 class FilterOptions(TypedDict, total=False):
-    """Which events are wanted: the filters of `read`, of followers and of consumers."""
+    """The filters of `read`, of followers and of consumers."""
 
     type: str | None
     key: bytes | str | None
@@ -67,7 +74,7 @@ class ReadOptions(FilterOptions, total=False):
 
 
 class ConsumeOptions(FilterOptions, total=False):
-    """The options of `consumer` and `drain`."""
+    """The options of `consumer`, which `drain` takes, too."""
 
     start: Position
     timeout: float | None
@@ -114,6 +121,13 @@ class Consume(msgspec.Struct, frozen=True):
         if options.get("key") is not None:
             options["key"] = given.encode_key(options["key"], limits)
         return cls(consumer, topic, **options)  # type: ignore[arg-type]  # the key is bytes now
+
+
+class Drain(Consume, frozen=True):
+    """The consumer to drain: for how many seconds, and of which partitions; None means: all there is, of all."""
+
+    seconds: float | None = None
+    partitions: frozenset[int] | None = None
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -209,7 +223,7 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
         create: bool = True,
         first: int = 0,
     ) -> AppendMany:
-        """Check what is asked of columns; raises Invalid. Their sizes are checked where the topic is open.
+        """Check the options for columns; raises Invalid. Their sizes are checked where the topic is open.
 
         `checked` says that the data is known to be what its content says; `first` is the index of the first event in
         what the user gave.
@@ -221,8 +235,43 @@ class AppendMany(msgspec.Struct, frozen=True, gc=False):
             key = _only_key(columns.get(KEY))
         sync = wants_sync(durability) if durability is not None else None
         expected = given.check_version(expected_version, key)
-        told = given.check_producer(producer, limits) if producer is not None else None
-        return cls(topic, content, columns, count, partition, sync, key, expected, told, create)
+        stamp = given.check_producer(producer, limits) if producer is not None else None
+        return cls(topic, content, columns, count, partition, sync, key, expected, stamp, create)
+
+    @classmethod
+    def of_events(
+        cls,
+        topic: str,
+        data: Sequence[Data],
+        limits: Limits,
+        *,
+        types: Sequence[str] | str = "",
+        keys: Sequence[bytes | str | None] | None = None,
+        metas: Sequence[Meta | None] | None = None,
+        content: Content | None = None,
+        durability: Durability | None = None,
+        partition: int | None = None,
+        expected_version: Version | None = None,
+        producer: ProducerLike | None = None,
+    ) -> AppendMany:
+        """Check and encode many events that a user gives; raises Invalid and TooLarge. Of none, nothing is expected."""
+        given.check_content(content)
+        if len(data):
+            content, columns = given.encode_many(data, content, types, keys, metas, limits)
+        else:
+            content, columns, expected_version = content or "bytes", {}, None
+        return cls.of(
+            topic,
+            content,
+            columns,
+            len(data),
+            limits,
+            durability=durability,
+            partition=partition,
+            expected_version=expected_version,
+            producer=producer,
+            checked=True,
+        )
 
 
 def wants_sync(durability: str) -> bool:
@@ -247,5 +296,5 @@ def _only_key(keys: Column | None) -> bytes | None:
     distinct = set() if keys is None else set(keys.values(0, keys.count))
     if len(distinct) > 1:
         hint = "append them one by one, or in a transaction"
-        raise Invalid("a version is expected of events with several keys", hint=hint)
+        raise Invalid("expected_version applies to one key, but the events have several", hint=hint)
     return distinct.pop() if distinct else None

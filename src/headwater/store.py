@@ -7,16 +7,22 @@ from the backend's own list.
 
 from __future__ import annotations
 
+import atexit
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Self, Unpack, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, cast
+from weakref import WeakSet
 
-from headwater.backend import Backend, ConsumerVerbs, ViewVerbs
+from msgspec import structs
+
+from headwater.backend import Backend, ConsumerVerbs, QueryVerbs, ViewVerbs
+from headwater.consumers.draining import drain
 from headwater.directory.directory import Directory
 from headwater.directory.repair import Action
 from headwater.disk.disk import Disk
-from headwater.errors import Invalid, Unsupported, enough_memory, out_of_memory, within_memory
+from headwater.errors import Closed, HeadwaterError, Invalid, Unsupported, enough_memory, out_of_memory, within_memory
 from headwater.event import Content, Durability, Event, Ref, Refs, Run
 from headwater.format import arrow, events, given
 from headwater.format.events import EventBatch
@@ -38,7 +44,7 @@ from headwater.log.check_report import CheckReport
 from headwater.log.log_backend import LogBackend
 from headwater.log.topic_rules import with_retention
 from headwater.position import Position, Positions
-from headwater.protocols import AppendHandle, Binder, Consumer, Follow, Transaction
+from headwater.protocols import AppendHandle, Binder, Consumer, Follow
 from headwater.replication.source import ReplicationSource
 from headwater.requests import (
     Append,
@@ -46,12 +52,14 @@ from headwater.requests import (
     AppendOptions,
     Consume,
     ConsumeOptions,
+    Drain,
     FilterOptions,
     ProducerLike,
     Read,
     ReadOptions,
     wants_sync,
 )
+from headwater.transaction import Transaction
 from headwater.transfer import exporting, importing
 from headwater.transfer.chunks import ImportOptions
 
@@ -60,16 +68,40 @@ if TYPE_CHECKING:
 
 File = str | Path | IO[bytes]
 Progress = Callable[[int, int], None]
-"""Is called with how much is done, and how much there is in all."""
+"""Called with how much is done, and how much there is in all."""
 TransferProgress = Callable[[int, int | None], None]
+_log = logging.getLogger("headwater")
+_stores: WeakSet[Store] = WeakSet()  # a program may end without closing them
 PLACES = {"directory": "a directory", "bucket": "a bucket", "server": "a server"}
 
 
-@within_memory("append")
-class Store:
-    """An event log: topics, consumers and documents. `headwater.open` returns one.
+class UpkeepVerbs(Protocol):
+    """The verbs that not every backend has: `Backend.lacks` names those that one does not have."""
 
-    Close it, or use it in a `with` statement. Every verb may be called from any thread.
+    def seal(self, topic: str) -> int: ...
+    def check(self, topic: str | None, progress: Progress | None) -> CheckReport: ...
+    def repair(self, topic: str | None, *, apply: bool) -> list[Action]: ...
+    def reindex(self, topic: str | None, progress: Progress | None) -> int: ...
+    def maintain(self, topic: str | None) -> MaintenanceResult: ...
+
+
+@within_memory("append", "append_later")
+class Store:
+    """An event log: topics, consumers and documents, in a directory, in a bucket or behind a server.
+
+    `headwater.open` returns one. Close it, or use it in a `with` statement. Every method may be called from any thread.
+    Not every place has every method: `can` says which ones this store has, and the others raise Unsupported
+    (docs/BACKENDS.md). Errors are subclasses of `HeadwaterError`, with a `code` and a `hint`.
+
+        with headwater.open("data") as store:
+            store.append("orders", {"total": 12}, key="customer-7")
+            for event in store.read("orders", key="customer-7"):
+                print(event.offset, event.value)
+
+    Topics: create, topics, describe, delete. Appending: append, append_many, append_arrow, append_later, transaction.
+    Reading: read, read_batches, read_arrow, follow, splits, version. Consumers: consumer, drain, consumers, seek,
+    forget, replay. Documents: binder, binders, views, query. Files: export, import_. Upkeep: retain, seal, archive,
+    check, repair, reindex, maintain, sync, flush.
     """
 
     def __init__(
@@ -78,19 +110,20 @@ class Store:
         consumers: ConsumerVerbs,
         source: Callable[[], ReplicationSource] | None = None,
     ) -> None:
-        """`source` makes what a replica copies from, where the backend has that."""
+        """Put a store together; programs call `headwater.open`. `source` makes what a replica copies from."""
         self.backend = backend
         """The backend, for code that extends Headwater."""
         self.consumption = consumers
         """The verbs of consumers, for code that extends Headwater."""
         self.attached_views: ViewVerbs | None = None
         self._source = source
+        _stores.add(self)
 
     # What it is
 
     @property
     def address(self) -> str:
-        """Where the data is, as `headwater.open` takes it."""
+        """The address of the data, as `headwater.open` takes it."""
         return self.backend.address
 
     @property
@@ -100,7 +133,7 @@ class Store:
 
     @property
     def limits(self) -> Limits:
-        """What the store accepts."""
+        """The limits of what the store accepts."""
         return self.backend.limits
 
     @property
@@ -124,31 +157,31 @@ class Store:
 
     def _needs(self, place: str) -> Unsupported:
         return Unsupported(
-            f"this needs {place}, and {self.address} is {PLACES[self.backend.kind]}",
+            f"this needs {place}, but {self.address} is {PLACES[self.backend.kind]}",
             hint=f"run it where it can open {place}",
             code="verb_unsupported",
         )
 
     def can(self, verb: str) -> bool:
-        """Tell whether the backend has a verb, by its name; one that it does not have raises Unsupported."""
+        """Return whether this store has a method, by its name; those that it does not have raise Unsupported."""
         return verb not in self.backend.lacks
 
-    def _require(self, verb: str) -> Any:
-        """Return the backend; raises Unsupported if it lacks a verb."""
+    def _require(self, verb: str) -> UpkeepVerbs:
+        """Return the backend, for a verb that it has; raises Unsupported if it lacks it."""
         lack = self.backend.lacks.get(verb)
         if lack is not None:
             place = PLACES[self.backend.kind]
             raise Unsupported(f"{place} cannot {lack.what}", hint=lack.hint, code="verb_unsupported", verb=verb)
-        return self.backend
+        return cast(UpkeepVerbs, self.backend)
 
     @property
     def archive_url(self) -> str | None:
-        """Where the log is archived; None if it is not, or if that cannot be known from here."""
+        """The address of the archive; None if there is none, or if that cannot be known from here."""
         return self.backend.archive_url
 
     @property
     def replica(self) -> Replica | None:
-        """What the log is a replica of, even after it was promoted; None if it never was one."""
+        """The log that this one is a replica of, even after it was promoted; None if it never was one."""
         return self.backend.replica
 
     # Topics
@@ -210,12 +243,13 @@ class Store:
     ) -> Ref:
         """Append one event and return where it is, once it is durable. Creates the topic if it is missing.
 
-        `data` may be bytes, text (str), JSON (dict or list), or, for a huge event, an open binary file or an iterator
-        of bytes, which is streamed with bounded memory; JSON and BSON are held as a whole, as they are checked. Raises
-        Invalid for data that is not what `content` says (`json`, `text` in UTF-8, `bson`); `bytes` takes anything.
-        `key` chooses the partition, unless `partition` does.
-        `durability` is `fsync` or `os`; None means: as the store was opened. Appends of several threads that wait
-        together share one sync.
+        `data` is bytes, text (str) or JSON (dict or list); for a huge event, an open binary file or an iterator of
+        bytes, which is streamed with bounded memory. `content` says what bytes are: `bytes` (anything), `text` (UTF-8),
+        `json` or `bson`; Invalid if they are not. JSON and BSON are checked in memory, as a whole.
+
+        `type` and `meta` describe the event. `key` chooses the partition, unless `partition` does. `durability` is
+        `fsync` or `os`; None means: as the store was opened. Appends of several threads that wait together share one
+        sync.
 
         `expected_version` is the offset of the key's last event, or "none": raises Conflict, which has the actual
         `version`, if there is another. `producer` is (id, epoch, seq): an append with a seq that was used before
@@ -254,29 +288,25 @@ class Store:
         expected_version: Version | None = None,
         producer: ProducerLike | None = None,
     ) -> Refs:
-        """Append many events: all or nothing in each partition. Raises TooLarge above a limit: nothing is appended.
+        """Append many events, all or nothing in each partition, and return where they are, once they are durable.
 
-        Without keys, all go to one partition. The references are in the order of `data`; none if that is empty.
-        Data that is not what `content` says raises Invalid, whose `index` names the first such event.
-        `expected_version` is for events that share one key. The other options are those of `append`.
+        `types`, `keys` and `metas` have a value for each event; `types` may also be one for all. Without keys, all
+        events go to one partition. The references are in the order of `data`; none if that is empty. Raises Invalid,
+        whose `index` names the first event that is not what `content` says, and TooLarge above a limit: nothing is
+        appended. `expected_version` is for events that share one key. The other options are those of `append`.
         """
-        limits = self.backend.limits
-        given.check_content(content)
-        if len(data):
-            content, columns, _ = given.encode_many(data, content, types, keys, metas, limits)
-        else:
-            content, columns = content or "bytes", {}
-        request = AppendMany.of(
+        request = AppendMany.of_events(
             topic,
-            content,
-            columns,
-            len(data),
-            limits,
+            data,
+            self.backend.limits,
+            types=types,
+            keys=keys,
+            metas=metas,
+            content=content,
             durability=durability,
             partition=partition,
-            expected_version=expected_version if len(data) else None,
+            expected_version=expected_version,
             producer=producer,
-            checked=True,
         )
         return self.backend.append_many(request)
 
@@ -322,22 +352,28 @@ class Store:
         return Refs(topic, reached, runs)
 
     def append_later(self, topic: str, data: Data, **options: Unpack[AppendOptions]) -> AppendHandle:
-        """Append one event together with others that come soon, and go on meanwhile.
+        """Append one event in the background, together with others that come soon, and return at once.
 
-        They wait for `linger_ms`, or until there are `linger_bytes`. Nothing is durable before `result()` of the
-        handle, `flush()` or `close()` has returned. Blocks while `buffer_bytes` are on their way. The options are those
-        of `append`. Only in a bucket.
+        `result()` of the handle waits until the event is appended, returns where it is, and raises what kept it from
+        being appended. `flush()` waits for all of them. Nothing is durable before one of these, or `close()`, has
+        returned. Events wait for `linger_ms`, or until there are `linger_bytes`; those of one topic keep their order.
+        Blocks while `buffer_bytes` are pending. The options are those of `append`; huge events are refused with
+        TooLarge.
         """
-        backend = self._require("append_later")
-        handle: AppendHandle = backend.append_later(Append.of(topic, data, self.backend.limits, **options))
-        return handle
+        try:
+            return self.backend.append_later(Append.of(topic, data, self.backend.limits, **options))
+        except MemoryError as error:
+            raise out_of_memory("append_later failed") from error
 
     def flush(self) -> None:
-        """Wait until everything given to `append_later` is durable; raises what kept an event from being appended."""
-        self._require("flush").flush()
+        """Wait until everything given to `append_later` is appended.
+
+        Raises the first error that kept an event from being appended, unless `result()` has raised it.
+        """
+        self.backend.flush()
 
     def transaction(self, *, durability: Durability | None = None, producer: ProducerLike | None = None) -> Transaction:
-        """Begin appends to any topics, and acks, that happen together or not at all.
+        """Begin a transaction: appends to any topics, and acks, that happen together or not at all.
 
         `with store.transaction() as tx: tx.append(…)` commits when the block ends, and discards if it raises. Over
         several partitions it is always durable; in a bucket it is limited to one partition. `producer` is (id, epoch,
@@ -348,7 +384,7 @@ class Store:
         return self.backend.transaction(sync, given.check_producer(producer, self.backend.limits))
 
     def sync(self, topic: str) -> None:
-        """Make all events of a topic durable that were appended with durability `os`."""
+        """Make durable all events of a topic that were appended with durability `os`."""
         self.backend.sync(topic)
 
     # Reading
@@ -365,7 +401,7 @@ class Store:
         match: Mapping[str, Any] | None = None,
         reverse: bool = False,
     ) -> Iterator[Event]:
-        """Return the events from `start` to before `end`, up to what is there now.
+        """Return an iterator over the events from `start` to before `end`, at most to the end of the topic now.
 
         Events of several partitions come in the order of time. A position is an offset, a time, an event's id,
         "earliest" or "latest"; or a list with an offset for each partition. `type` is an RE2 pattern over the whole
@@ -386,9 +422,9 @@ class Store:
         return self.backend.read(request)
 
     def read_batches(self, topic: str, **options: Unpack[ReadOptions]) -> Iterator[EventBatch]:
-        """Return the events batch by batch, partition after partition, with the options of `read`.
+        """Return an iterator over the events, batch by batch, one partition after the other.
 
-        In reverse, the last batch comes first.
+        In reverse, the last batch comes first. The options are those of `read`.
         """
         return self.backend.read_batches(Read.of(topic, self.backend.limits, **options))
 
@@ -398,8 +434,8 @@ class Store:
     ) -> pa.Table:
         """Return the events as one Arrow table; empty if there are none.
 
-        From a directory it is made without a copy: it points into the log's files. `columns` names the columns that
-        are wanted; the other options are those of `read`.
+        From a directory it is made without a copy: it points into the log's files. `columns` lists the columns to
+        read; the other options are those of `read`.
         """
         return events.table(self.read_batches(topic, **options), columns)
 
@@ -412,9 +448,9 @@ class Store:
         partition: int | None = None,
         **filters: Unpack[FilterOptions],
     ) -> Follow:
-        """Return the events from `start` on, then those that arrive, from any process.
+        """Return an iterator over the events from `start` on, which waits for those that any process appends.
 
-        Ends when `timeout` seconds pass without an event. The filters are those of `read`.
+        Ends when `timeout` seconds pass without an event. The filters are `type`, `key` and `match`, as in `read`.
         """
         request = Read.of(topic, self.backend.limits, start=start, partition=partition, **filters)
         return self.backend.follow(request, timeout)
@@ -439,20 +475,20 @@ class Store:
     def version(self, topic: str, key: bytes | str, *, partition: int | None = None) -> int | None:
         """Return the offset of the key's last event; None if there is none.
 
-        With several partitions, the one that the key's hash chooses is looked at.
+        With several partitions, it looks into the one that the key's hash chooses, unless `partition` says another.
         """
         encoded = given.encode_key(key, self.backend.limits)
         if encoded is None:
-            raise Invalid("events without a key have no version", hint="give a key; the empty one is one too")
-        found: int | None = self._require("version").version(topic, encoded, partition)
-        return found
+            raise Invalid("events without a key have no version", hint="give a key; the empty key is valid, too")
+        self._require("version")
+        return self.backend.version(topic, encoded, partition)
 
     # Consumers
 
     def consumer(self, name: str, topic: str, **options: Unpack[ConsumeOptions]) -> Consumer:
         """Join a named consumer of a topic, whose cursors are durable and shared by all members, in any process.
 
-        `start` is where a new consumer begins ("earliest" unless given); one that exists goes on. Iterating ends when
+        `start` is where a new consumer begins ("earliest" unless given); an existing one continues. Iterating ends when
         `timeout` seconds pass without an event. `lease_ms` is how long this member may be silent before others take
         over its partitions; `failures_max`, how often an event may fail before it is dead-lettered. The filters
         `type`, `key` and `match` are those of `read`. Raises NotFound for a missing topic. See docs/CONSUMERS.md.
@@ -469,32 +505,35 @@ class Store:
         partitions: Iterable[int] | None = None,
         **options: Unpack[ConsumeOptions],
     ) -> DrainResult:
-        """Hand the events that wait for a consumer to `handler`, commit, release the leases, and tell if more waits.
+        """Call `handler` for each event that waits for a consumer; returns how many it took, and whether more wait.
 
-        For a function that is woken now and then. It takes the partitions that are free, or only those of
+        For a function that is started now and then. It takes the partitions that are free, or only those of
         `partitions`; those that others hold are left to them, and count as more while something waits there. An event
         is acked when the handler returns, and has failed if it raises. Ends when it has caught up, or after `seconds`,
-        between two events. All acks are durable when it returns. The other options are those of `consumer`.
+        between two events. All acks are durable, and the leases released, when it returns. The other options
+        are those of `consumer`.
         """
         request = Consume.of(consumer, topic, self.backend.limits, **options)
-        return self.consumption.drain(request, handler, seconds, partitions)
+        chosen = None if partitions is None else frozenset(partitions)
+        visit = self.consumption.visit(Drain(**structs.asdict(request), seconds=seconds, partitions=chosen))
+        return drain(visit, handler, seconds)
 
     def consumers(self, topic: str | None = None) -> list[ConsumerInfo]:
         """Return the cursor, lag and owner of each consumer of a topic, or of all, by partition; empty if none.
 
-        What is damaged is among them, with its `error`: a consumer's file, or, without a name, a whole topic.
+        A damaged consumer is in the list with its `error`; so is a damaged topic, without a consumer's name.
         """
         return self.consumption.infos(topic)
 
     def seek(self, consumer: str, topic: str, at: Position, *, partition: int | None = None) -> dict[int, int]:
         """Move a consumer to a position, durably, in one partition or all; returns its new cursors.
 
-        Members that hold these partitions lose them: late acks raise Fenced, and they go on at the new position.
+        Members that hold these partitions lose them: late acks raise Fenced, and they continue at the new position.
         """
         return self.consumption.seek(consumer, topic, at, partition)
 
     def forget(self, consumer: str, topic: str) -> None:
-        """Delete a consumer of a topic, durably; raises NotFound. Its members stop; joined again, it is new."""
+        """Delete a consumer of a topic, durably; raises NotFound. Its members stop. Joining again creates a new one."""
         self.consumption.forget(consumer, topic)
 
     def replay(self, topic: str, *, consumer: str | None = None) -> int:
@@ -507,7 +546,7 @@ class Store:
     # Documents
 
     def binder(self, name: str) -> Binder:
-        """Return the documents of a binder, for reading. Reading raises NotFound while no projection has made it."""
+        """Return the documents of a binder, for reading. Reading raises NotFound until a projection creates it."""
         return self._views("binder").binder(name)
 
     def binders(self) -> list[str]:
@@ -519,16 +558,16 @@ class Store:
         return self._views("views").views()
 
     def query(self, name: str, **arguments: Any) -> Any:
-        """Run a named query of the application that the server runs, and return its result as JSON has it.
+        """Run a named query of the application that the server runs, and return its result, decoded from JSON.
 
         Raises NotFound if there is no such query, Invalid for wrong arguments, Unavailable with the code `query_failed`
         if it raises, or `application_down`. Only on a server; elsewhere, call `app.ask`.
         """
-        return self._views("query").query(name, arguments)
+        return cast(QueryVerbs, self._views("query")).query(name, arguments)
 
     def _views(self, verb: str) -> ViewVerbs:
         self._require(verb)
-        assert self.attached_views is not None, "whoever opens a store attaches them where the backend has them"
+        assert self.attached_views is not None, "opening.py attaches them where the backend has them"
         return self.attached_views
 
     # Import and export
@@ -543,11 +582,11 @@ class Store:
         progress: TransferProgress | None = None,
         **filters: Any,
     ) -> int:
-        """Write the events of a topic to a file, or to an open binary one; returns how many.
+        """Write the events of a topic to a file, given by its path or open for writing bytes; returns how many.
 
-        `format` is `jsonl`, `arrow`, `arrows` (a stream), `parquet` or `puro`; by default the suffix decides. The first
-        and the last can hold several topics. `filters` are the options of `read`. A path gets its file when that is
-        whole and durable, in place of what was there. `puro_variant` is `messages` (the default), `blocks`,
+        `format` is `jsonl`, `arrow`, `arrows` (a stream), `parquet` or `puro`; by default the suffix decides. `jsonl`
+        and `puro` can hold several topics. `filters` are the options of `read`. A file at the path is replaced when
+        the new one is complete and durable. `puro_variant` is `messages` (the default), `blocks`,
         `sized-blocks` or `documented`. Raises TooLarge for an event that the format cannot hold. See docs/TRANSFER.md.
         """
         topics = [topic] if isinstance(topic, str) else list(topic)
@@ -572,11 +611,12 @@ class Store:
     ) -> int:
         """Append the events of a file to a topic, or with None each to the topic that it names; returns how many.
 
-        All are durable when it returns. If it fails, what came before stays, durable too; the error's `imported` says
-        how many those are, and its `skip` with which number to go on. Offsets and times are new; `keep_times` keeps
-        the old ones in meta. `only` takes the events of one topic of the file; `content` says what the data is where
-        the file does not. `report` is called once with a `PuroFile`, the summary of a Puro file, after all of it was
-        read. Raises Corrupt for a damaged file, Invalid for what is no event. See docs/TRANSFER.md.
+        All are durable when it returns. If it fails, the events before the error stay, and are durable; the error's
+        `imported` says how many, and its `skip` is the value of `skip` to continue with. Offsets and times are new;
+        `keep_times` keeps the old ones in meta. `only` takes the events of one topic of the file; `content`
+        says what the data is where the file does not. `report` is called once with a `PuroFile`, the summary of
+        a Puro file, after all of it was read. Raises Corrupt for a damaged file, Invalid for a record that is
+        not an event. See docs/TRANSFER.md.
         """
         given.check_content(content)
         columns = data_column, key_column, type_column
@@ -599,7 +639,7 @@ class Store:
         dry_run: bool = False,
         **changes: Unpack[Retention],
     ) -> list[DeletedSegment]:
-        """Delete the oldest segments that need not be kept, and return them; with `dry_run`, only return them.
+        """Delete the oldest segments that retention does not keep, and return them; with `dry_run`, only return them.
 
         `changes` change the retention of the topic, durably and for every process from its next roll on: each bound is
         for one partition, and 0 removes it. `before` also deletes what ends before an offset or a time, once. The
@@ -616,7 +656,7 @@ class Store:
         Waits for what another process or thread is sealing; Unavailable if that takes too long. In a bucket it compacts
         all that was appended.
         """
-        return cast(int, self._require("seal").seal(topic))
+        return self._require("seal").seal(topic)
 
     def archive(
         self,
@@ -629,7 +669,7 @@ class Store:
         """Write all finished segments that are not archived yet to an archive, as Parquet files; returns what it wrote.
 
         The directory remembers the `url` (a path, `s3://…`, `objects:///…`), which may be left out then: from the first
-        call on, retention deletes only what is archived, and reads go on there in every process. `seal` finishes the
+        call on, retention deletes only what is archived, and reads continue there in every process. `seal` finishes the
         active segments first. Raises Conflict for an archive of another log, Unsupported without pyarrow, Unavailable.
         See docs/HISTORY.md.
         """
@@ -640,26 +680,26 @@ class Store:
 
     def check(self, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
         """Verify every checksum and invariant of a topic, or of all; changes nothing."""
-        return cast(CheckReport, self._require("check").check(topic, progress))
+        return self._require("check").check(topic, progress)
 
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
-        """Return what would repair a topic, or all; done only with `apply`. What is cut is kept beside the log."""
-        return cast(list[Action], self._require("repair").repair(topic, apply=apply))
+        """Return the actions that repair a topic, or all; `apply` does them. What is cut is kept beside the log."""
+        return self._require("repair").repair(topic, apply=apply)
 
     def reindex(self, topic: str | None = None, progress: Progress | None = None) -> int:
-        """Rebuild the indexes of a topic, or of all, from the segments; returns how many. They are never truth."""
-        return cast(int, self._require("reindex").reindex(topic, progress))
+        """Rebuild the indexes of a topic, or of all, from the segments; returns how many."""
+        return self._require("reindex").reindex(topic, progress)
 
     def maintain(self, topic: str | None = None) -> MaintenanceResult:
         """Compact, trim and collect the garbage of a topic, or of all, once. Only in a bucket.
 
-        Programs that append do this by themselves now and then. This is for a bucket that nobody appends to any more,
+        Programs that append do this by themselves now and then. This is for a bucket that is no longer appended to,
         or whose writers have `compact_objects=0`. May run at any time, and several times at once.
         """
-        return cast(MaintenanceResult, self._require("maintain").maintain(topic))
+        return self._require("maintain").maintain(topic)
 
     def replication(self) -> ReplicationSource:
-        """Return what a replica copies from; see `headwater.replicate`."""
+        """Return the source that a replica copies from; see `headwater.replicate`."""
         self._require("replication")
         assert self._source is not None, "opening.py gives one where the backend has it"
         return self._source()
@@ -685,3 +725,15 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<headwater.Store {self.address}>"
+
+
+@atexit.register
+def _flush_all() -> None:
+    """Append what still waits in the background when a program ends without closing its stores."""
+    for store in list(_stores):
+        try:
+            store.flush()
+        except Closed:
+            pass
+        except HeadwaterError as error:
+            _log.error("events that were given to append_later are not appended to %s: %s", store.address, error)

@@ -50,9 +50,7 @@ def test_a_place_that_holds_other_things_is_refused(url: str, tmp_path: Path) ->
     [
         ("{bucket}", {"token": "secret"}),
         ("{bucket}", {"timeout": 5.0}),
-        ("{directory}", {"linger_ms": 5}),
         ("{directory}", {"coordinator": "dynamodb://table"}),
-        ("http://127.0.0.1:1", {"linger_ms": 5}),
         ("http://127.0.0.1:1", {"coordinator": "dynamodb://table"}),
         ("objects://relative/path", {}),
         ("s3:///no-bucket", {}),

@@ -28,7 +28,7 @@ from headwater.errors import (
 from headwater.event import Event
 from headwater.info import DrainResult
 from headwater.limits import MIB
-from headwater.remote.remote_blob import RemoteBlob
+from headwater.remote.reading import RemoteBlob
 from tests.server.serving import Server
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from headwater.format.history import HistoryManifest, file_key
 from headwater.format.settings import TopicRecord
 from headwater.history.records import HistoryStore, open_history
 from headwater.info import ArchivedRange
-from headwater.spark.parquet import archiving
+from headwater.spark import archiving
 
 COLUMNS = ("topic", "partition", "offset", "time", "id", "type", "key", "data", "meta", "content", "ticks")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headwater.history.archive_check import check_archive_of
-from headwater.history.restoring import restore
+from headwater.history.check import check_archive_of
+from headwater.history.restore import restore
 from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.log.unsynced import UnsyncedDisk
 from tests.waiting import wait_for

@@ -19,9 +19,9 @@ from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable, 
 from headwater.format.history import file_key
 from headwater.format.segment import HEADER_BYTES, decode
 from headwater.history import writing
-from headwater.history.archive_check import check_archive_at, check_archive_of
 from headwater.history.archiver import archiver_of
-from headwater.history.restoring import restore
+from headwater.history.check import check_archive_at, check_archive_of
+from headwater.history.restore import restore
 from headwater.store import Store
 from tests.archive.logs import FailingStore, drop, everything, fill, manifest_of, objects, open_engine
 from tests.waiting import wait_for
@@ -106,7 +106,7 @@ def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_
             hw.archive(f"objects://{tmp_path / 'elsewhere'}")
         assert (moved.value.code, hw.archive_url) == ("other_archive", url)
         for path in (tmp_path / "other", tmp_path / "data"):
-            with pytest.raises(Invalid, match="is a log"):
+            with pytest.raises(Invalid, match="contains a log"):
                 other.archive(str(path))
         with pytest.raises(NotFound):
             restore(str(tmp_path / "data"), tmp_path / "back")

@@ -14,7 +14,7 @@ import pytest
 
 from headwater.errors import NotFound
 from headwater.history import writing
-from headwater.history.archive_check import check_archive_at, check_archive_of
+from headwater.history.check import check_archive_at, check_archive_of
 from tests.archive.logs import fill, open_engine
 from tests.archive.tables import edit, files
 
@@ -60,7 +60,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (flip, "its bytes are not those that were archived"),
+        (flip, "its bytes are not the ones that were archived"),
         (lambda path: path.write_bytes(path.read_bytes()[:-3]), "it is cut short"),
         (lambda path: path.unlink(), "it is missing"),
     ],
@@ -104,14 +104,14 @@ def _with(name: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Ta
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda table: table.slice(1), "other columns or rows"),
-        (lambda table: table.drop_columns(["meta"]), "other columns or rows"),
-        (lambda table: table.take(list(range(table.num_rows))[::-1]), "not in order"),
-        (_with("offset", lambda column: pc.add(column, 1)), "not in order, or not those"),
-        (_with("ticks", lambda column: pc.add(column, 10)), "its times are not those of its ticks"),
+        (lambda table: table.slice(1), "columns or rows differ"),
+        (lambda table: table.drop_columns(["meta"]), "columns or rows differ"),
+        (lambda table: table.take(list(range(table.num_rows))[::-1]), "out of order"),
+        (_with("offset", lambda column: pc.add(column, 1)), "out of order, or not those"),
+        (_with("ticks", lambda column: pc.add(column, 10)), "its times do not match its ticks"),
         (_with("topic", lambda column: pa.array(["x"] * len(column))), "rows of another log"),
         (_with("data", lambda column: pa.nulls(len(column), pa.binary())), "events without data"),
-        (_with("key", lambda column: pa.array([b"another"] * len(column))), "does not list the keys"),
+        (_with("key", lambda column: pa.array([b"another"] * len(column))), "does not match the keys"),
     ],
     ids=["rows", "columns", "order", "offsets", "ticks", "log", "data", "keys"],
 )
@@ -130,8 +130,8 @@ def test_a_file_that_is_whole_and_wrong_is_found(
         (lambda record: record["parts"].pop(1), "does not follow"),
         (lambda record: record.update(uuid="0" * 32), "belongs to another log"),
         (lambda record: record["parts"][0].update(rows=10**6), "a different number of rows"),
-        (lambda record: record["parts"][1].update(first_ticks=1), "do not grow"),
-        (lambda record: record["parts"][1].update(previous_ticks=1), "do not grow"),
+        (lambda record: record["parts"][1].update(first_ticks=1), "do not increase"),
+        (lambda record: record["parts"][1].update(previous_ticks=1), "do not increase"),
         (lambda record: record["parts"][0]["file"].update(name="../../../etc/passwd"), "invalid name"),
     ],
     ids=["gap", "other", "rows", "ticks", "previous", "name"],
@@ -176,5 +176,5 @@ def test_what_the_directory_dropped_and_the_archive_lost_is_found(out: Path, tmp
         edit(_manifest(out), lambda record: record["parts"].pop())
         damaged = [finding for finding in check_archive_of(hw.directory).findings if finding.damage]
         assert [Path(finding.path).name for finding in damaged] == ["archived.json"]
-        assert "has them no more" in damaged[0].problem
+        assert "no longer has them" in damaged[0].problem
         assert hw.check().findings == []

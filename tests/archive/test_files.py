@@ -22,7 +22,7 @@ from headwater.format.history import ArchivedFile, HistoryFile, file_name
 from headwater.format.settings import TopicRecord
 from headwater.history import writing
 from headwater.history.records import HistoryStore
-from headwater.spark.parquet import archiving
+from headwater.spark import archiving
 from tests.archive.logs import drop, fill, open_engine
 from tests.archive.tables import (
     archive,

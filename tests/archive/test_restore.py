@@ -18,8 +18,8 @@ from headwater.errors import Corrupt, Invalid, NotFound, Unavailable
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format.history import check
 from headwater.history import writing
-from headwater.history.archive_check import check_archive_at
-from headwater.history.restoring import restore
+from headwater.history.check import check_archive_at
+from headwater.history.restore import restore
 from headwater.history.segments import write_segment
 from headwater.limits import COLUMN_DATA_BYTES_MAX, MIB, Limits
 from headwater.store import Store

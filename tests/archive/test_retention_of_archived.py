@@ -15,8 +15,8 @@ from headwater.disk.disk import Disk
 from headwater.errors import Unavailable
 from headwater.format.history import manifest_key
 from headwater.format.settings import encode
-from headwater.history.archive_check import check_archive_of
 from headwater.history.archiver import archiver_of
+from headwater.history.check import check_archive_of
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.archive.logs import LIMITS, FailingStore, drop, everything, fill, manifest_of, objects, open_engine
@@ -119,7 +119,7 @@ def test_an_archive_that_was_emptied_by_hand_drops_nothing(tmp_path: Path, url: 
 
 
 def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url: str) -> None:
-    from headwater.history.restoring import restore
+    from headwater.history.restore import restore
 
     with open_engine(tmp_path / "data") as hw:
         fill(hw)

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from headwater.consumers.consumers import Consumers
-from headwater.consumers.leases import Leases, Progress
+from headwater.consumers.leases import Consumers, Leases, Progress
 from headwater.disk.disk import Clock
 from headwater.errors import Fenced, HeadwaterError, NotFound
 from headwater.format.settings import TopicRecord

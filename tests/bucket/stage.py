@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from headwater.bucket.catalog import BucketCatalog
+from headwater.bucket.chain import ObjectCache
 from headwater.bucket.compaction import compact
 from headwater.bucket.directory_store import DirectoryStore
 from headwater.bucket.garbage import collect
-from headwater.bucket.object_cache import ObjectCache
 from headwater.bucket.object_log import ObjectLog
 from headwater.bucket.object_store import ObjectEntry, ObjectStore, StoredObject
 from headwater.bucket.trimming import trim

@@ -1,36 +1,27 @@
-"""Consumers of a bucket: the tests of consumers in a directory, unchanged, and what differs."""
+"""Consumers of a bucket: what they store, and what differs. The rest is in tests/consumers."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headwater.consumers.bucket_coordinator import BucketCoordinator
-from headwater.consumers.coordinator import CursorRecord
+from headwater.consumers.coordinator import BucketCoordinator, CursorRecord
+from headwater.consumers.log_consumer import LogConsumer
 from headwater.disk.disk import Clock
 from headwater.errors import Fenced, Unsupported
 from headwater.limits import Limits
 from headwater.opening import open_bucket
 from headwater.store import Store
-from tests.engine import test_consumers as in_a_directory
-from tests.engine.test_consumers import fill, now, numbers
+from tests.consumers.consuming import fill, numbers
 from tests.log.unsynced import UnsyncedDisk
-from tests.opened import bucket_of
+from tests.opened import bucket_of, join
 
 LIMITS = Limits(retry_ms=1, lease_ms=5000, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
-
-OF_A_DIRECTORY = {
-    "test_a_start_that_is_not_durable_is_made_so": "all that is in a bucket is durable",
-    "test_the_log_is_durable_as_far_as_a_cursor_is_stored": "the same",
-    "test_what_retention_took_is_skipped_and_told": "it takes away files",
-    "test_a_forked_child_has_none_of_its_parents_leases": "a bucket is opened anew in a child",
-    "test_moves_name_what_a_transaction_stores_and_change_nothing": "transactions do not ack here",
-}
 
 
 @pytest.fixture
@@ -39,19 +30,9 @@ def hw(tmp_path: Path) -> Iterator[Store]:
         yield bucket
 
 
-def _same() -> dict[str, object]:
-    """The tests that need nothing but the verbs. Those with a path open a directory."""
-    every = {name: test for name, test in vars(in_a_directory).items() if name.startswith("test_")}
-    assert every.keys() >= OF_A_DIRECTORY.keys()
-    needs = {name: inspect.signature(test).parameters for name, test in every.items()}
-    return {
-        name: test
-        for name, test in every.items()
-        if "hw" in needs[name] and "path" not in needs[name] and name not in OF_A_DIRECTORY
-    }
-
-
-globals().update(_same())
+def now(hw: Store, **options: Any) -> LogConsumer:
+    """A member that ends when there is nothing more."""
+    return join(hw, "c", "t", timeout=0, **options)
 
 
 def test_a_transaction_cannot_ack(hw: Store) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headwater.bucket.directory_store import DirectoryStore
-from headwater.bucket.object_keys import RESERVED
+from headwater.bucket.object_store import RESERVED
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Invalid, Unavailable, Unsupported
 from tests.crash.machine import Loss, Machine, Tree

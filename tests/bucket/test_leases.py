@@ -13,12 +13,11 @@ import pytest
 from headwater.bucket.directory_store import DirectoryStore
 from headwater.bucket.object_store import ObjectStore
 from headwater.bucket.opening import open_store
-from headwater.consumers.bucket_coordinator import BucketCoordinator
-from headwater.consumers.consumers import Consumers
 from headwater.consumers.coordinated_consumers import CoordinatedConsumers
-from headwater.consumers.coordinator import Coordinator
+from headwater.consumers.coordinator import BucketCoordinator, Coordinator
 from headwater.consumers.dynamodb import DynamoCoordinator
 from headwater.consumers.file_consumers import FileConsumers
+from headwater.consumers.leases import Consumers
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unavailable
 from headwater.limits import DEFAULTS

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from obstore.exceptions import GenericError
 
+from headwater.backoff import Backoff
 from headwater.bucket.object_store import ObjectStore
 from headwater.bucket.opening import open_store
-from headwater.bucket.retries import Backoff
 from headwater.bucket.s3_store import S3Store
 from headwater.consumers.dynamodb import DynamoCoordinator
 from headwater.disk.disk import Clock, Disk

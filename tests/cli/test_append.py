@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import headwater
-from headwater.cli.lines import read_lines
+from headwater.cli.append import read_lines
 from tests.cli.conftest import Run
 
 
@@ -95,8 +95,8 @@ def test_a_file_is_one_event_of_any_size(run: Run, data: Path, tmp_path: Path) -
 
 
 def test_ways_to_give_data_exclude_each_other(run: Run, data: Path) -> None:
-    assert "exclude each other" in run("append", data, "t", "value", "--file", "x", code=2).err
-    assert "exclude each other" in run("append", data, "t", "value", "--lines", code=2).err
+    assert "mutually exclusive" in run("append", data, "t", "value", "--file", "x", code=2).err
+    assert "mutually exclusive" in run("append", data, "t", "value", "--lines", code=2).err
     assert "name=value" in run("append", data, "t", "value", "--meta", "x", code=2).err
     assert not data.exists()
 

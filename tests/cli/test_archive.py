@@ -72,9 +72,9 @@ def test_what_cannot_be_is_said(run: Run, filled: Path, url: str, tmp_path: Path
     assert "s3://bucket/prefix" in run("archive", filled, "ftp://host", "--once", code=1).err
     assert "is not an archive" in run("restore", url, tmp_path / "back", code=1).err
     run("archive", filled, url, "--once")
-    assert "exclude" in run("restore", url, tmp_path / "b", "--to", "1", "--to-time", "2025-03-01", code=2).err
+    assert "exclusive" in run("restore", url, tmp_path / "b", "--to", "1", "--to-time", "2025-03-01", code=2).err
     assert "--topic" in run("restore", url, tmp_path / "b", "--to", "1", code=1).err
-    assert "is there already" in run("restore", url, filled, code=1).err
+    assert "already exists" in run("restore", url, filled, code=1).err
     other = tmp_path / "other"
     run("append", other, "t", "x")
     assert "another log," in run("archive", other, url, "--once", code=1).err

@@ -61,7 +61,7 @@ def test_add_refuses_what_would_be_of_no_use(run: Run, file: Path) -> None:
     assert "--password, --token or --subject" in run("auth", "add", file, "ada", *scope, code=2).err
     assert "give --scope" in run("auth", "add", file, "ada", "--token", code=2).err
     assert (
-        "exclude each other"
+        "mutually exclusive"
         in run("auth", "add", file, "ada", "--password", "--password-stdin", *scope, stdin=b"", code=2).err
     )
     assert "--password-stdin" in run("auth", "add", file, "ada", "--password", *scope, stdin=b"", code=2).err

@@ -81,7 +81,7 @@ def test_consume_runs_a_command_for_each_event_and_sets_aside_what_fails(
 
 
 def test_consume_refuses_what_it_cannot_do(run: Run, orders: Path) -> None:
-    assert "exclude" in run("consume", orders, "orders", "c", "--json", "--raw", code=2).err
+    assert "exclusive" in run("consume", orders, "orders", "c", "--json", "--raw", code=2).err
     assert "--exec" in run("consume", orders, "orders", "c", "--exec", "'", code=2).err
     assert "--exec is empty" in run("consume", orders, "orders", "c", "--exec", " ", code=2).err
     assert "program not found" in run("consume", orders, "orders", "c", "--exec", "/no/such", "--drain", code=1).err
@@ -110,7 +110,7 @@ def test_seek_moves_a_consumer(run: Run, orders: Path) -> None:
     assert told == [{"consumer": "billing", "topic": "orders", "partition": 0, "cursor": 0}]
     assert run("seek", orders, "orders", "billing", "--to", "latest").out.endswith("0:3\n")
     assert "has no consumer 'x'" in run("seek", orders, "orders", "x", "--to", "0", code=1).err
-    assert "behind the end" in run("seek", orders, "orders", "billing", "--to", "9", code=1).err
+    assert "beyond the end" in run("seek", orders, "orders", "billing", "--to", "9", code=1).err
 
 
 def test_forget_asks_and_deletes(run: Run, orders: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_table_has_a_column_for_each_field(run: Run, shop: Path) -> None:
         ["ann", "0", "1", "120"],
         ["bob", "1", "6", "42"],
     ]
-    assert "exclude each other" in run("query", shop, "baskets", "--table", "--json", code=2).err
+    assert "mutually exclusive" in run("query", shop, "baskets", "--table", "--json", code=2).err
 
 
 def test_counts_and_plans(run: Run, shop: Path) -> None:

@@ -96,7 +96,7 @@ def test_output_writes_one_event(run: Run, data: Path, tmp_path: Path) -> None:
     run("read", data, "orders", "--type", "paid", "--output", tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"by card"
     assert run("read", data, "orders", "--key", "none", "--output", "-", code=1).err.startswith("error: no such event")
-    assert "exclude" in run("read", data, "orders", "--raw", "--output", "x", code=2).err
+    assert "exclusive" in run("read", data, "orders", "--raw", "--output", "x", code=2).err
 
 
 def test_several_partitions_need_one_for_an_offset(run: Run, data: Path) -> None:

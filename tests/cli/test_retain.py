@@ -105,7 +105,7 @@ def test_info_tells_the_oldest_offset_and_its_time(run: Run, filled: Path) -> No
     (told,) = run("info", filled, "t", "--json").objects
     assert datetime.fromisoformat(told["topics"][0]["partitions"][0]["first_time"]) == oldest.time
     error = run("read", filled, "t", "--from", "3", code=1).err
-    assert error == "error: topic 't', partition 0: offset 3 is gone, the oldest is 8 — read from earliest\n"
+    assert error == "error: topic 't', partition 0: offset 3 is gone; the oldest is 8 — read from earliest\n"
 
 
 @pytest.mark.parametrize(("ms", "text"), [(0, "0ms"), (500, "500ms"), (90_000, "90s"), (7 * 86_400_000, "7d")])

@@ -102,7 +102,7 @@ def test_a_line_that_is_wrong_is_named_and_nothing_is_made(run: Run, data: Path,
 @pytest.mark.parametrize(
     ("append", "said"),
     [
-        ({"data": 1, "expected_version": 3}, "without a key"),
+        ({"data": 1, "expected_version": 3}, "needs a key"),
         ({"data": 1, "partition": 7}, "no partition 7"),
         ({"data": 1, "key": "k", "expected_version": -1}, "not a version"),
         ({"data": "x" * (DEFAULTS.blob_bytes_min + 1)}, "in a transaction the limit is"),
@@ -144,10 +144,10 @@ def test_append_by_a_producer_is_answered_once(run: Run, data: Path) -> None:
         (["--expect", "1", "a"], "--expect needs --key"),
         (["--key", "k", "--expect", "last", "a"], "'last' is not a version"),
         (["--key", "k", "--expect", "-1", "a"], "'-1' is not a version"),
-        (["--producer", "p", "a"], "belong together"),
-        (["--seq", "1", "a"], "belong together"),
-        (["--producer", "p", "--seq", "1"], "not for lines"),
-        (["--key", "k", "--expect", "none", "--lines"], "not for lines"),
+        (["--producer", "p", "a"], "must be given together"),
+        (["--seq", "1", "a"], "must be given together"),
+        (["--producer", "p", "--seq", "1"], "with lines"),
+        (["--key", "k", "--expect", "none", "--lines"], "with lines"),
     ],
 )
 def test_conditions_that_make_no_sense_are_refused_at_once(run: Run, data: Path, words: list[str], said: str) -> None:

@@ -100,7 +100,7 @@ class ExpectedLog:
         assert start in self.starts, f"the log begins at {start}, and not at one of {sorted(self.starts)}"
         assert [offset for offset, _, _ in seen] == list(range(start, contents.end)), "offsets are not contiguous"
         ticks = [each for _, each, _ in seen]
-        assert all(one < other for one, other in pairwise(ticks)), "ticks do not grow"
+        assert all(one < other for one, other in pairwise(ticks)), "ticks do not increase"
         at = 0
         for group in [*self.groups, *self.pending]:
             if at + len(group.data) <= start:

@@ -98,8 +98,8 @@ def bury(engine: Store) -> None:
     disk = Disk()
     for opened in engine.directory._open.values():
         for log in opened.logs:
-            if log._group.writer._lock_fd >= 0:
-                disk.unlock(log._group.writer._lock_fd)
+            if log._group.writer.held._lock_fd >= 0:
+                disk.unlock(log._group.writer.held._lock_fd)
     for file in engine.directory._journal._free:
         disk.release(file.fd)
 

@@ -86,7 +86,7 @@ def go_on(driver: Driver, where: str) -> bool:
             expected.check(contents_of(engine, "a", 0), expected.events())
         if engine.directory._topics.get("a").logs[0].state().state == FROZEN_BY_SYNC:
             for engine in driver.engines:
-                if engine.directory._topics.get("a").logs[0]._group.writer._slot is None:
+                if engine.directory._topics.get("a").logs[0]._group.writer.held.slot is None:
                     continue  # it has only just opened this log, after it froze
                 with pytest.raises(Unavailable, match="frozen"):
                     engine.append("a", b"refused")

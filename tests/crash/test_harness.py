@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headwater.directory import journal, recovery, transaction
-from headwater.directory.log_writer import LogWriter
+from headwater.directory.held_log import HeldLog
 from headwater.directory.producer_memory import ProducerMemory
 from tests.crash.checking import Crash, Violation, check_all
 from tests.crash.crashing import killed, powerless
@@ -64,14 +64,14 @@ def test_the_harness_notices_directories_that_are_never_synced(arena: Path) -> N
 
 
 def test_the_harness_notices_a_publication_before_the_sync(arena: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sync, publish = LogWriter._sync, LogWriter._publish
+    sync, publish = HeldLog.sync, HeldLog.publish
     put_off: list[Callable[[], None]] = []
 
-    def sync_later(writer: LogWriter, *args: Any) -> None:
-        put_off.append(lambda: sync(writer, *args))
+    def sync_later(held: HeldLog, *args: Any) -> None:
+        put_off.append(lambda: sync(held, *args))
 
-    def publish_first(writer: LogWriter, *args: Any, **options: Any) -> Any:
-        slot = publish(writer, *args, **options)
+    def publish_first(held: HeldLog, *args: Any, **options: Any) -> Any:
+        slot = publish(held, *args, **options)
         while put_off:
             put_off.pop()()
         return slot
@@ -80,8 +80,8 @@ def test_the_harness_notices_a_publication_before_the_sync(arena: Path, monkeypa
         disk.write(fd, data, position)
         put_off.append(lambda: disk.fdatasync(fd))
 
-    monkeypatch.setattr(LogWriter, "_sync", sync_later)
-    monkeypatch.setattr(LogWriter, "_publish", publish_first)
+    monkeypatch.setattr(HeldLog, "sync", sync_later)
+    monkeypatch.setattr(HeldLog, "publish", publish_first)
     monkeypatch.setattr(RecordingDisk, "write_synced", write_now)
     trace = record(durabilities, arena / "recorded")
     monkeypatch.undo()

@@ -244,7 +244,7 @@ def survived(step: Step, found: Found, *, done: bool, powerless: bool) -> Model:
             allowed = [(each[number].durable, each[number].highest) for each in ranges]
             where = f"consumer {name!r} of {topic!r}, partition {number}"
             assert any(lo <= cursor <= hi for lo, hi in allowed), f"{where}: cursor {cursor}, not in {allowed}"
-            assert cursor <= found.topics[topic][number].end, f"{where}: cursor {cursor} is behind the end"
+            assert cursor <= found.topics[topic][number].end, f"{where}: cursor {cursor} is beyond the end"
         model[topic].consumers[name] = [Cursor(cursor, cursor) for cursor in cursors]
     for name in kept:
         old = before[name]

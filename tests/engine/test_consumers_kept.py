@@ -14,7 +14,7 @@ from headwater.errors import Conflict
 from headwater.event import Event
 from headwater.limits import Limits
 from headwater.store import Store
-from tests.engine.test_consumers import cursor, fill, numbers
+from tests.consumers.consuming import cursor, fill, numbers
 from tests.log.children import Child, Said
 from tests.log.unsynced import open_unsynced
 from tests.opened import join

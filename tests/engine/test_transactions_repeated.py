@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Conflict, Fenced
 from headwater.event import Ref
 from headwater.limits import Limits
 from headwater.store import Store
+from headwater.transaction import Transaction
 from tests.crash.machine import Loss
 from tests.engine.stage import Stage
 from tests.log.unsynced import open_unsynced
@@ -112,7 +112,7 @@ def pay_again(hw: Store) -> list[Ref]:
 def test_what_was_acked_with_it_may_be_gone_when_it_is_tried_again(hw: Store) -> None:
     hw.append_many("in", [b"a", b"b"])
 
-    def move(event: Any, seq: int) -> DirectoryTransaction:
+    def move(event: Any, seq: int) -> Transaction:
         tx = begin(hw, ("mover", 1, seq))
         tx.append("out", event.data)
         tx.append("out", "moved")

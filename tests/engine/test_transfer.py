@@ -95,7 +95,7 @@ def test_any_events_come_back(
         data = [bson.encode({"data": row.data}) if content == "bson" else row.data for row in rows]
         types, keys, metas = [row.type for row in rows], [row.key for row in rows], [row.meta for row in rows]
         if rows:  # below the check of their content: events may be older than it
-            _, columns, _ = encode_many(data, "bytes", types, keys, metas, hw.limits)
+            _, columns = encode_many(data, "bytes", types, keys, metas, hw.limits)
             hw.backend.append_many(AppendMany("t", content, columns, len(rows)))
     count = sum(len(rows) for _, rows in given)
     assert hw.export("t", tmp_path / "file", format=format) == count

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.format.column import Column
-from headwater.format.crcs import LENGTH_MAX, crc32c_of_each
+from headwater.format.hashes import LENGTH_MAX, crc32c_of_each
 from headwater.format.names import partition_of, partitions_of_column
 
 values = st.lists(st.one_of(st.none(), st.binary(max_size=12), st.binary(max_size=LENGTH_MAX + 3)), min_size=1)

@@ -217,7 +217,7 @@ def test_the_blob_of_another_event_is_detected() -> None:
         (5, CHUNK, blob.table_crc(crcs)),
         (4, CHUNK + 1, blob.table_crc(crcs)),
     ]:
-        with pytest.raises(Corrupt, match="not the one"):
+        with pytest.raises(Corrupt, match="does not match"):
             blob.decode_trailer(trailer, reference)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.format.column import Column
-from headwater.format.keyhash import key_hash, key_hashes
+from headwater.format.hashes import key_hash, key_hashes
 from tests.format import independent_reader
 
 PAGE = Path(__file__).parents[2] / "docs/FORMAT.md"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headwater.errors import Invalid
 from headwater.event import UNIX_EPOCH_TICKS, id_of, id_text, ticks_and_node, ticks_of, time_of
 from headwater.format import arrow, names
+from headwater.format.column import Column
 from tests import strategies
 
 # The table of docs/FORMAT.md: key, partition of 4, partition of 7.
@@ -98,7 +99,7 @@ def test_a_key_has_the_partition_of_the_format(key: bytes, of_4: int, of_7: int)
 
 @given(st.lists(st.binary(max_size=20), min_size=1), st.integers(1, 4096))
 def test_many_keys_have_the_partitions_that_each_has_alone(keys: list[bytes], partitions: int) -> None:
-    found = names.partitions_of(keys, partitions).tolist()
+    found = names.partitions_of_column(Column.of(keys), partitions).tolist()
     assert found == [names.partition_of(key, partitions) for key in keys]
     assert all(0 <= partition < partitions for partition in found)
 

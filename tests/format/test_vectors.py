@@ -16,9 +16,9 @@ from headwater.errors import HeadwaterError
 from headwater.event import Event
 from headwater.format import batch, blob, cursors, frames, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
+from headwater.format.hashes import key_hash
 from headwater.format.history import ArchiveAddress, LocalManifest
 from headwater.format.index import Index
-from headwater.format.keyhash import key_hash
 from headwater.limits import Limits
 from tests.format import independent_reader
 from tests.vectors import make

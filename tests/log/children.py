@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from headwater.consumers.file_leases import FileLeases
+from headwater.consumers.file_consumers import FileLeases
 from headwater.consumers.log_consumer import LogConsumer
 from tests.waiting import wait_for
 

@@ -30,8 +30,8 @@ from tests.waiting import wait_for
 # What is interrupted between opening a file and using it leaves that to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 LOCKING = (
-    *("directory/cursor_file.py", "disk/disk.py", "directory/group.py", "disk/latch.py", "disk/lockfile.py"),
-    *("consumers/file_leases.py", "directory/transaction.py", "consumers/member.py", "contextlib.py"),
+    *("directory/cursor_file.py", "disk/disk.py", "directory/group.py", "disk/latch.py"),
+    *("consumers/file_consumers.py", "directory/transaction.py", "consumers/member.py", "contextlib.py"),
 )
 LIMITS = Limits(lock_wait_s=2.0, segment_bytes=40_000)
 EVERY = "HEADWATER_TEST_EVERY_PLACE"  # set where there is time to interrupt long calls at each place, too

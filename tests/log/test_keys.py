@@ -16,15 +16,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headwater.directory import batch_lookup, log_cursor, sealer, segment
 from headwater.directory import keys as log_keys
-from headwater.directory import log_cursor, sealer
-from headwater.directory import log_reader as reader
 from headwater.directory.local_log import LocalLog
 from headwater.directory.sealer import Sealer
 from headwater.disk.disk import Disk
 from headwater.errors import Corrupt
 from headwater.event import Event
-from headwater.format import keyhash
+from headwater.format import hashes
 from headwater.format.index import Index
 from headwater.limits import Limits
 from headwater.opening import open_directory
@@ -104,13 +103,13 @@ class KeyMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.monkeypatch = pytest.MonkeyPatch()
-        for module in (log_keys, reader):
-            self.monkeypatch.setattr(module, "key_hash", lambda key: keyhash.key_hash(key) & 3)
-        self.monkeypatch.setattr(log_keys, "key_hashes", lambda column: keyhash.key_hashes(column) & 3)
+        for module in (log_keys, batch_lookup):
+            self.monkeypatch.setattr(module, "key_hash", lambda key: hashes.key_hash(key) & 3)
+        self.monkeypatch.setattr(log_keys, "key_hashes", lambda column: hashes.key_hashes(column) & 3)
         self.monkeypatch.setattr(log_keys, "PENDING_MAX", 3)
         self.monkeypatch.setattr(log_keys, "GATHER_EVENTS", 5)
         self.monkeypatch.setattr(log_keys, "SMALL_BATCH", 3)
-        self.monkeypatch.setattr(reader, "OPEN_SEGMENTS_MAX", 2)
+        self.monkeypatch.setattr(segment, "OPEN_SEGMENTS_MAX", 2)
         self.looked = 0
         self.path = Path(tempfile.mkdtemp())
         self.engines = [self.open(), self.open()]
@@ -318,16 +317,16 @@ def test_sealing_splits_large_batches(tmp_path: Path) -> None:
 
 def test_the_active_segment_stays_open(hw: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known of its keys would take long to learn again."""
-    monkeypatch.setattr(reader, "OPEN_SEGMENTS_MAX", 2)
+    monkeypatch.setattr(segment, "OPEN_SEGMENTS_MAX", 2)
     for _ in range(6):
         hw.append("t", b"", key=b"k")
         hw.seal("t")
     hw.append("t", b"", key=b"k")
     assert hw.version("t", b"k") == 6
-    active = log_of(hw)._reader._segments[6]
+    active = log_of(hw)._reader._segments._found[6][0]
     assert [event.offset for event in hw.read("t", key=b"k", end=6)] == list(range(6))
-    assert log_of(hw)._reader._segments[6] is active
-    assert len(log_of(hw)._reader._segments) == 2
+    assert log_of(hw)._reader._segments._found[6][0] is active
+    assert len(log_of(hw)._reader._segments._found) == 2
 
 
 # Kinds of keys and batches

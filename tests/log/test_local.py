@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.directory import seal
+from headwater.directory import sealer
 from headwater.limits import DEFAULTS, Limits
 from headwater.store import Store
 from tests.log.conformance import Log
@@ -169,7 +169,7 @@ def test_sealing_leaves_the_lock_to_the_writers(hw: Store, tmp_path: Path) -> No
         def append_now() -> None:
             meanwhile.append(other.append("t", b"meanwhile", durability="os").offset)
 
-        assert seal.seal(log.place, 0, pause=append_now)
+        assert sealer.seal(log.place, 0, pause=append_now)
     assert meanwhile == list(range(2_000, 2_000 + len(meanwhile)))
     assert len(meanwhile) > 1
     assert [event.offset for event in hw.read("t")] == list(range(2_000 + len(meanwhile)))

@@ -10,7 +10,7 @@ import pytest
 import headwater
 from headwater.directory.segment import SegmentFile
 from headwater.format.batch import encode_lost
-from headwater.history.archive_check import check_archive_of
+from headwater.history.check import check_archive_of
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwater.directory import retention, seal
+from headwater.directory import retention, sealer
 from headwater.directory.local_log import LocalLog
 from headwater.disk.disk import Clock
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
@@ -504,15 +504,15 @@ def test_a_segment_that_is_being_sealed_is_not_deleted_under_it(hw: Store, monke
         delete_now()
         return make_index(*args)
 
-    make_index = seal.build_index
-    monkeypatch.setattr(seal, "build_index", build_index)
-    assert seal.seal(log.place, 0, delete_now)
+    make_index = sealer.build_index
+    monkeypatch.setattr(sealer, "build_index", build_index)
+    assert sealer.seal(log.place, 0, delete_now)
     assert len(outcomes) > 3  # while it packs, and while the packed one gets its index
     assert outcomes == [[]] * len(outcomes)
     assert names(hw)[:2] == [file_of(0, "index"), file_of(0, "log")]
     assert [each.end for each in retention.delete(log.place, all_due(log, 1), wait=False)] == [600]
     with pytest.raises(FileNotFoundError):
-        seal.seal(log.place, 0)
+        sealer.seal(log.place, 0)
     assert [name for name in names(hw) if not name.startswith(("lock", "tail"))] == [
         file_of(600, "log"),
         file_of(600, "oldest"),
@@ -534,9 +534,9 @@ def test_sealers_and_deleters_at_once_leave_no_gap(open_engine: Open) -> None:
             errors.append(error)
 
     def seal_now(engine: Store) -> None:
-        for base in seal.unsealed(log.place, log.state().segment):
+        for base in sealer.unsealed(log.place, log.state().segment):
             try:
-                seal.seal(engine.directory._topics.live("t").logs[0].place, base)
+                sealer.seal(engine.directory._topics.live("t").logs[0].place, base)
             except FileNotFoundError:
                 continue
 

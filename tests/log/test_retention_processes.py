@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.directory import seal
+from headwater.directory.sealer import seal
 from headwater.errors import NotFound, Unavailable
 from headwater.format.names import file_of
 from headwater.limits import Limits
@@ -122,7 +122,7 @@ def stopped_while_sealing(path: Path) -> Child:
         stops = iter([True])
         with open_unsynced(path) as mine:
             place = mine.directory._topics.live("t").logs[0].place
-            return seal.seal(place, 0, lambda: stop() if next(stops, False) else None)
+            return seal(place, 0, lambda: stop() if next(stops, False) else None)
 
     sealer = Child(seal_and_stop)
     sealer.wait_until_stopped()

@@ -1,4 +1,4 @@
-"""Consumers on a real server: its raw answers, and the client's verbs, which are those of a directory."""
+"""Consumers on a real server: its responses, and what is special to its client. The rest is in tests/consumers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 import headwater
 from headwater.consumers.remote_consumer import RemoteConsumer
-from headwater.errors import Closed, Fenced, Invalid, NotFound, TooLarge, Unavailable
+from headwater.errors import Fenced, NotFound, Unavailable
 from headwater.event import Event
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
@@ -394,20 +394,7 @@ def test_seek_and_forget_over_http(server: Server, remote: Store, log: Store, to
         remote.forget("c", topic)
 
 
-# The verbs of the client
-
-
-def test_a_consumer_goes_on_where_its_acks_ended(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 10)
-    with now(remote, topic) as consumer:
-        for event in islice(consumer, 4):
-            consumer.ack(event)
-    assert cursor(remote, topic) == 4
-    with now(remote, topic) as consumer:
-        assert numbers(consumer) == [4, 5, 6, 7, 8, 9]
-        log.append(topic, b"10")
-        assert numbers(consumer) == [10]  # it looks, also when it found nothing just before
-    assert [info.failures for info in remote.consumers(topic)] == [0], "leaving is no failure"
+# The client
 
 
 def test_events_are_the_same_as_those_that_were_appended(remote: Store, log: Store, topic: str) -> None:
@@ -433,184 +420,6 @@ def test_a_huge_event_is_read_when_it_is_wanted(remote: Store, log: Store, topic
     assert cursor(remote, topic) == 1
 
 
-def test_acks_out_of_order_and_to_an_event(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 8)
-    with now(remote, topic) as consumer:
-        events = list(consumer)
-        consumer.ack(events[1], events[2])
-        consumer.ack(events[5:7])
-        consumer.flush()
-        assert cursor(remote, topic) == 0
-        consumer.ack(events[0])
-        consumer.ack(events[0])  # once is as good as twice
-        consumer.flush()
-        assert cursor(remote, topic) == 3
-        assert consumer.lag() == {0: 5}
-        consumer.ack_to(events[4])
-        consumer.flush()
-        assert cursor(remote, topic) == 7
-        with pytest.raises(Fenced):
-            consumer.ack_to((0, 8))
-        with pytest.raises(Fenced):
-            consumer.ack_to((1, 0))
-    with now(remote, topic) as consumer:
-        assert numbers(consumer) == [7]
-
-
-def test_acks_are_sent_soon_without_being_asked_for(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3)
-    with remote.consumer("c", topic) as consumer:
-        consumer.ack(next(consumer))
-        wait_for(lambda: cursor(remote, topic) == 1)
-
-
-@pytest.mark.parametrize(("start", "expected"), [("earliest", [0, 1, 2]), ("latest", []), (2, [2])])
-def test_a_new_consumer_begins_at_its_start(
-    remote: Store, log: Store, topic: str, start: Any, expected: list[int]
-) -> None:
-    fill(log, topic, 3)
-    with now(remote, topic, start=start) as consumer:
-        assert numbers(consumer) == expected
-    with now(remote, topic, start="earliest") as consumer:
-        assert numbers(consumer) == expected
-
-
-def test_what_is_not_wanted_is_passed_over(remote: Store, log: Store, topic: str) -> None:
-    for number in range(6):
-        log.append(topic, {"n": number}, type="ab"[number % 2], key=b"\xff" if number > 2 else None)
-    with now(remote, topic, type="a", key=b"\xff", match={"n": {"$gt": 1}}) as consumer:
-        assert [event.offset for event in consumer] == [4]
-        consumer.ack_to((0, 4))
-        wait_for(lambda: cursor(remote, topic) == 6)
-
-
-def test_events_come_as_they_are_appended(remote: Store, log: Store, topic: str) -> None:
-    log.create(topic, partitions=3)
-    with remote.consumer("c", topic, timeout=PATIENCE_S) as consumer:
-        feeder = threading.Thread(target=lambda: [log.append(topic, b"%d" % n, partition=n % 3) for n in range(30)])
-        feeder.start()
-        seen: list[Event] = []
-        for event in islice(consumer, 30):
-            seen.append(event)
-            consumer.ack(event)
-        feeder.join()
-        assert sorted(numbers(seen)) == list(range(30))
-        assert consumer.lag() == {0: 0, 1: 0, 2: 0}
-
-
-def test_a_failed_event_comes_again_before_the_others_and_is_set_aside_in_the_end(
-    remote: Store, log: Store, topic: str
-) -> None:
-    fill(log, topic, 4)
-    with remote.consumer("c", topic, timeout=1, failures_max=3) as consumer:
-        seen, aside = [], []
-        for event in consumer:
-            seen.append(int(event.data or b""))
-            if event.offset == 1:
-                aside.append(consumer.fail(event, ValueError("no such customer")))
-            else:
-                assert consumer.failures(event) == 0
-                consumer.ack(event)
-            if event.offset == 3:
-                break
-    assert [number for number in seen if number == 1] == [1, 1, 1]
-    assert aside == [False, False, True]
-    [dead] = log.read(f"{topic}.dead")
-    assert (dead.data, dead.meta["dead_error"], dead.meta["dead_consumer"]) == (
-        b"1",
-        "ValueError: no such customer",
-        "c",
-    )
-    assert cursor(remote, topic) == 4
-    assert log.replay(topic) == 1
-
-
-def test_an_exception_in_the_block_is_a_failure_of_the_event_in_hand(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 2)
-
-    def handle(error: BaseException) -> None:
-        with remote.consumer("c", topic) as consumer:
-            next(consumer)
-            raise error
-
-    for error in (ZeroDivisionError(), Unavailable("a full disk"), KeyboardInterrupt()):
-        with pytest.raises(type(error)):
-            handle(error)
-    assert owners(remote, topic) == [None]
-    assert remote.consumers(topic)[0].failures == 1
-
-
-def test_drain_ends_at_what_was_there_and_tries_again_what_failed(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 30, partitions=2)
-    failed: set[tuple[int, int]] = set()
-
-    def handle(event: Event) -> None:
-        place = event.partition, event.offset
-        if event.offset == 7 and place not in failed:
-            failed.add(place)
-            raise ValueError("not yet")
-        log.append(topic, b"more", partition=event.partition)
-
-    with remote.consumer("c", topic) as consumer:
-        assert consumer.drain(handle) >= 60
-        assert len(failed) == 2
-        before = consumer.lag()
-        assert sum(before.values()) > 0
-        assert consumer.drain(lambda _: None) == sum(before.values())
-        assert consumer.lag() == {0: 0, 1: 0}
-        assert list(consumer.drain()) == []
-
-
-def test_drain_waits_for_partitions_of_others(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 1, partitions=2)
-    with remote.consumer("c", topic) as one:
-        first = [next(one), next(one)]
-        with remote.consumer("c", topic) as two:
-            done: list[int] = []
-            thread = threading.Thread(target=lambda: done.append(two.drain(lambda _: None)))
-            thread.start()
-            one.ack(first[0])
-            wait_for(lambda: len(two.partitions) == 1)
-            assert thread.is_alive()
-            one.ack(first[1])
-            one.flush()
-            thread.join(PATIENCE_S)
-            assert done == [0]
-
-
-def test_seek_goes_back_and_forth_and_drops_what_came_before(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 20)
-    with now(remote, topic) as consumer:
-        events = list(islice(consumer, 5))  # the others wait in this process
-        fence = consumer.fences[0]
-        assert consumer.seek(15) == {0: 15}
-        assert consumer.fences[0] > fence
-        with pytest.raises(Fenced):
-            consumer.ack(events[4])
-        assert numbers(consumer) == [15, 16, 17, 18, 19]
-        consumer.seek(events[0].time)
-        assert numbers(consumer) == list(range(20))
-        consumer.seek(events[2].id, partition=0)
-        assert numbers(consumer)[0] == 2
-        with pytest.raises(Invalid, match="behind the end"):
-            consumer.seek(21)
-        with pytest.raises(Fenced):
-            consumer.seek(0, partition=7)
-
-
-def test_a_seek_by_somebody_else_refuses_late_acks(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 6)
-    with remote.consumer("c", topic, timeout=PATIENCE_S) as consumer:
-        events = list(islice(consumer, 6))
-        assert remote.seek("c", topic, 4) == {0: 4}
-        assert next(consumer).offset == 4
-        consumer.ack(events[0])  # taken, and too late
-        with pytest.raises(Fenced):
-            consumer.flush()
-        consumer.flush()
-    assert cursor(remote, topic) == 4
-
-
 def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 4)
     with now(remote, topic) as consumer:
@@ -624,32 +433,6 @@ def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, log:
         assert numbers(consumer) == [2, 3]
         consumer.ack_to((0, 3))
     assert cursor(remote, topic) == 4
-
-
-def test_members_share_the_partitions_and_take_over_what_is_left(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3, partitions=4)
-    with remote.consumer("c", topic, timeout=PATIENCE_S) as one, remote.consumer("c", topic, timeout=PATIENCE_S) as two:
-        assert one.id != two.id
-        seen: list[tuple[int, int]] = []
-
-        def work(consumer: RemoteConsumer) -> None:
-            for event in consumer:
-                seen.append((event.partition, event.offset))
-                consumer.ack(event)
-
-        threads = [threading.Thread(target=work, args=(each,)) for each in (one, two)]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: len(one.partitions) == len(two.partitions) == 2)
-        assert not set(one.partitions) & set(two.partitions)
-        wait_for(lambda: one.lag() == dict.fromkeys(range(4), 0))
-        assert sorted(set(seen)) == [(partition, offset) for partition in range(4) for offset in range(3)]
-        two.stop()
-        threads[1].join(PATIENCE_S)
-        two.close()
-        wait_for(lambda: len(one.partitions) == 4)
-        one.stop()
-        threads[0].join(PATIENCE_S)
 
 
 def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Store, log: Store, topic: str) -> None:
@@ -693,39 +476,6 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Store, log: St
     assert cursor(remote, topic) == 3 * WINDOW
 
 
-def test_closing_ends_iterations_and_refuses_acks(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3)
-    consumer = remote.consumer("c", topic)
-    event = next(consumer)
-    consumer.close()
-    consumer.close()
-    assert list(consumer) == []
-    with pytest.raises(Fenced):
-        consumer.ack(event)
-    with pytest.raises(Closed):
-        consumer.flush()
-    assert owners(remote, topic) == [None]
-
-
-def test_closing_the_log_closes_its_consumers(server: Server, remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3)
-    with opened(server) as other:
-        consumer = other.consumer("c", topic)
-        consumer.ack(next(consumer))
-    assert (owners(remote, topic), cursor(remote, topic)) == ([None], 1)
-
-
-def test_stop_ends_an_iteration_that_waits(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 1)
-    with remote.consumer("c", topic) as consumer:
-        event = next(consumer)
-        stopping = threading.Timer(0.05, consumer.stop)
-        stopping.start()
-        assert list(consumer) == []
-        consumer.ack(event)
-    assert cursor(remote, topic) == 1
-
-
 def test_a_consumer_that_is_dropped_leaves(remote: Store, log: Store, topic: str) -> None:
     fill(log, topic, 1)
     consumer = remote.consumer("dropped", topic, lease_ms=600_000)
@@ -734,38 +484,3 @@ def test_a_consumer_that_is_dropped_leaves(remote: Store, log: Store, topic: str
     gc.collect()
     wait_for(lambda: owners(remote, topic) == [None])
     wait_for(lambda: not [each for each in threading.enumerate() if each.name.startswith("headwater-dropped")])
-
-
-def test_a_forked_child_is_no_member(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3)
-    with now(remote, topic) as consumer:
-        event = next(consumer)
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                assert list(consumer) == []
-                consumer.ack(event)
-            except Fenced:
-                consumer.close()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        consumer.ack(event)
-    assert cursor(remote, topic) == 1
-
-
-def test_bad_options_are_refused(remote: Store, log: Store, topic: str) -> None:
-    with pytest.raises(NotFound):
-        remote.consumer("c", topic)
-    fill(log, topic, 1)
-    bad: list[dict[str, Any]] = [{"lease_ms": 1}, {"failures_max": 0}, {"start": 17}, {"type": "("}]
-    for options in bad:
-        with pytest.raises(Invalid):
-            remote.consumer("c", topic, **options)
-    with pytest.raises(TooLarge):
-        remote.consumer("x" * 65, topic)
-    other = Event("another", 0, 0, 0, "", None, b"", "bytes", 0)
-    with now(remote, topic) as consumer, pytest.raises(Invalid):
-        consumer.ack(other)

@@ -83,7 +83,7 @@ def silent(server: Server, ask: Ask, topic: str, count: int) -> Iterator[list[so
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(WAIT_S)
             sent = ask(topic, number)
-            tcp = not sent.startswith(b"GET")
+            tcp = not sent.startswith((b"GET", b"POST"))
             client.connect((server.host, int(server.tcp_url.rpartition(":")[2]) if tcp else server.port))
             client.sendall(sent)
             made.append(client)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 
 import headwater.spark
-from headwater.spark import home, java
+from headwater.spark import installation
 
 COUNT, TASKS = 20_000, 4
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -51,9 +51,9 @@ def troubled(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
 def cluster(directory: str) -> str:
     """Start a master and two workers in the JVM of this process; returns the address of the master."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("JAVA_HOME", str(java.home()))
+    os.environ.setdefault("JAVA_HOME", str(installation.java_home()))
     os.environ["SPARK_LOCAL_IP"] = HOSTS[0]
-    os.environ["SPARK_HOME"] = str(home.home())
+    os.environ["SPARK_HOME"] = str(installation.spark_home())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{QUICK}' pyspark-shell"
     SparkContext._ensure_initialized()
     jvm: Any = SparkContext._jvm

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from headwater.event import Event
-from headwater.spark.folding.folding import fold_shard
+from headwater.spark.folding.shard_fold import fold_shard
 from headwater.spark.folding.sharding import plan
 from headwater.store import Store
 from headwater.views import database, rebuild
 from headwater.views.app import App
-from headwater.views.bulk import ProjectionRange, Shard
 from headwater.views.files import Files
+from headwater.views.shards import ProjectionRange, Shard
 
 OF_A_MOMENT = ("changed_ms", "rate")
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 import headwater
 import headwater.spark
 from headwater import Invalid, NotFound
-from headwater.spark.querying import aggregating
+from headwater.spark import aggregating
 
 FIELDS = "n bigint, price decimal(10, 2), at timestamp, tag string, `by.name` string, ok boolean, x double"
 LOG = "partition int, offset bigint, time timestamp, type string, key binary, data_bytes bigint"

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 import headwater
 import headwater.spark
 from headwater.errors import Corrupt
-from headwater.history.archive_check import check_archive_at
+from headwater.history.check import check_archive_at
 from headwater.history.records import open_history
 from tests.archive.tables import archived, files, logged, manifests
 from tests.cli.conftest import Run, run

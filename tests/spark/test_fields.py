@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 import headwater
 from headwater import Invalid
-from headwater.spark.reading import fields
+from headwater.spark.reading import fields, values
 from tests.planting import plant
 
 SCHEMA = t.StructType(
@@ -185,26 +185,22 @@ OUTSIDE += [b'{"i":' * 100_000 + b"1" + b"}" * 100_000, b'{"i":NaN}', b'{"i":-In
 
 @pytest.mark.parametrize("poison", OUTSIDE, ids=lambda each: each[:16].decode())
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_is_no_object_never_reaches_the_quick_parser(poison: bytes, place: int) -> None:
-    """Which would end the process, or spoil its memory: it is not enough to see that the result is right."""
+def test_what_is_no_object_is_never_decoded_with_others(poison: bytes, place: int) -> None:
     data = [b'{"i":7}', b'{"i":7}']
     data.insert(place, poison)
-    given: list[bytes] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fields._Parser, "parse", lambda _, lines, __: given.append(lines))
-        assert fields.reader(schema_of(i=t.IntegerType()))._quickly(pa.array(data, pa.binary())) is None
-    assert given == []
+    assert fields.reader(schema_of(i=t.IntegerType()))._rows(pa.array(data, pa.binary())) is None
 
 
 @given(st.lists(documents, min_size=1, max_size=6))
-def test_the_quick_parser_reads_what_the_exact_rules_read(many: list[list[tuple[str, str]]]) -> None:
+def test_events_decoded_together_have_what_the_exact_rules_read(many: list[list[tuple[str, str]]]) -> None:
     data = pa.array(
         [("{" + ", ".join(f'"{name}": {value}' for name, value in each) + "}").encode() for each in many], pa.binary()
     )
     reader = fields.reader(SCHEMA)
-    quick = reader._quickly(data)
-    if quick is not None:
-        assert quick == reader._exact(fields._json(data), 0, str)
+    found = reader.columns("json", data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "plain_array", lambda _values, _type: None)
+        assert found == reader.of_documents(fields._json(data))
 
 
 # The reference: json of the standard library, one document at a time.
@@ -212,8 +208,9 @@ def test_the_quick_parser_reads_what_the_exact_rules_read(many: list[list[tuple[
 
 def reference(data: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(data.decode(), parse_float=Decimal, parse_constant=_refused)
-        json.dumps(document, ensure_ascii=False, default=str).encode()  # a surrogate alone is no text
+        document = json.loads(
+            data.decode(), parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_without_surrogates
+        )
     except ValueError:
         document = None
     found = {}
@@ -227,6 +224,12 @@ def reference(data: bytes) -> dict[str, Any]:
 
 def _refused(text: str) -> Any:
     raise ValueError(text)
+
+
+def _without_surrogates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, or raise ValueError: a surrogate alone is no text, also in a member that is repeated later."""
+    json.dumps(pairs, ensure_ascii=False, default=str).encode()
+    return dict(pairs)
 
 
 def fit(value: Any, type: t.DataType) -> Any:
@@ -348,15 +351,30 @@ def test_one_odd_event_does_not_slow_its_whole_chunk_down(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fields, "_json", counting)
     data: list[bytes | None] = [b'{"i":%d}' % number for number in range(20_000)]
-    data[7_000] = b'{"i":"odd"}'
+    data[7_000] = b'{"i":1'
     found = [row["i"] for row in read("json", data, schema_of(i=t.IntegerType()))]
     assert found == [None if number == 7_000 else number for number in range(20_000)]
     assert 0 < sum(decoded) <= fields.EXACT_ROWS
 
 
-def test_clean_data_of_every_type_goes_through_the_quick_parser() -> None:
+def test_clean_data_of_every_type_is_decoded_together() -> None:
     data = ("{" + ",".join(f'"{name}":{FITTING[name][0]}' for name in NAMES) + "}").encode()
-    assert fields.reader(SCHEMA)._quickly(pa.array([data], pa.binary())) is not None
+    assert fields.reader(SCHEMA)._rows(pa.array([data], pa.binary())) is not None
+
+
+@pytest.mark.parametrize("type", [t.IntegerType(), t.DoubleType(), t.FloatType(), t.StringType(), t.TimestampType()])
+def test_clean_values_of_plain_types_need_no_conversion(type: t.DataType) -> None:
+    arrow = to_arrow_schema(schema_of(it=type), timezone="UTC").field("it").type
+    literal = {"int32": "1", "double": "1", "float": "0.5", "string": '"a"'}.get(str(arrow), '"2024-02-29T10:00:00Z"')
+    reader = fields.reader(schema_of(it=type))
+    (row,) = reader._rows(pa.array([f'{{"it":{literal}}}'.encode()], pa.binary())) or [None]
+    assert values.plain_array([reader._slot("it")(row)], arrow) is not None
+
+
+@pytest.mark.parametrize("escape", [r"\ud800", r"\uDFFF", r"\ud800\ud800"])
+def test_a_surrogate_alone_in_a_field_that_is_skipped_makes_data_invalid(escape: str) -> None:
+    data = [b'{"i":1}', f'{{"other":"{escape}","i":1}}'.encode(), rb'{"other":"\ud83d\ude00","i":2}']
+    assert [row["i"] for row in read("json", [*data], schema_of(i=t.IntegerType()))] == [1, None, 2]
 
 
 def test_a_field_and_what_lies_within_it_are_both_columns() -> None:

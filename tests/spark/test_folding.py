@@ -12,14 +12,14 @@ import pytest
 
 from headwater.event import Event
 from headwater.limits import QUARANTINED_MAX, Limits
-from headwater.spark.folding import folding, grouping, sharding
+from headwater.spark.folding import shard_fold, sharding
 from headwater.store import Store
 from headwater.views import database, rebuild
 from headwater.views.app import App
-from headwater.views.bulk import ProjectionRange
-from headwater.views.codec import decode, encode
+from headwater.views.document_fold import Halt
 from headwater.views.draft import Draft
-from headwater.views.folding import Halt
+from headwater.views.encoding import decode, encode
+from headwater.views.shards import ProjectionRange
 from tests.spark.folded import InThisProcess, both, everything
 from tests.views import seen
 
@@ -55,9 +55,9 @@ def limits() -> Limits:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, pieces, shards and caches of which a test fills many."""
     monkeypatch.setattr(sharding, "SHARD_EVENTS_MIN", 20)
-    monkeypatch.setattr(folding, "CHUNK_EVENTS", 90)
-    monkeypatch.setattr(grouping, "PIECE_EVENTS", 7)
-    monkeypatch.setattr(folding, "CACHE_BYTES", 3000)
+    monkeypatch.setattr(shard_fold, "CHUNK_EVENTS", 90)
+    monkeypatch.setattr(sharding, "PIECE_EVENTS", 7)
+    monkeypatch.setattr(shard_fold, "CACHE_BYTES", 3000)
 
 
 def fill(hw: Store, seed: int, partitions: int, events: int = 400) -> None:
@@ -312,7 +312,7 @@ def test_a_shard_with_more_documents_than_its_memory_holds_keeps_them_in_its_fil
 
     monkeypatch.setattr(Draft, "write", write)
     task = sharding.Task(0, [sharding.FoldRange(0, 0, 0, 1500)], 0, 1)
-    folding.fold_shard(hw, app.of_binder("b"), task, [], tmp_path / "shard", lambda _: None)
+    shard_fold.fold_shard(hw, app.of_binder("b"), task, [], tmp_path / "shard", lambda _: None)
     assert len(writes) > 3
     monkeypatch.undo()
     one, other = both(hw, app, "b")
@@ -326,7 +326,7 @@ def test_shards_of_a_partition_share_its_keys_evenly_and_each_event_is_of_one(hw
     for partition in range(4):
         batches = list(hw.read_batches("t", partition=partition))
         counts = [
-            sum(len(own) for batch in batches if (own := grouping.own(batch, shard, 4)) is not None)
+            sum(len(own) for batch in batches if (own := sharding.own(batch, shard, 4)) is not None)
             for shard in range(4)
         ]
         assert sum(counts) == sum(map(len, batches))
@@ -375,4 +375,4 @@ def test_a_run_is_folded_as_if_the_document_had_been_stored_after_each_event(see
     for event in events:
         document = fold(None if stored is None else decode(stored), event)
         stored = None if document is None else encode(document)
-    assert folding._fold_run(fold, before, events) == stored
+    assert shard_fold._fold_run(fold, before, events) == stored

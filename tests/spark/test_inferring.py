@@ -12,12 +12,12 @@ from bson.decimal128 import Decimal128
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.spark.querying import inferring
+from headwater.spark import sql_tables
 from headwater.spark.reading import fields
 
 
 def found(*documents: Any, taken: tuple[str, ...] = ()) -> str:
-    return inferring.schema_of(documents, taken).simpleString()
+    return sql_tables.schema_of(documents, taken).simpleString()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_schema_of_a_sample(documents: list[Any], schema: str) -> None:
 
 
 def test_a_field_whose_name_is_taken_says_that_it_is_of_the_data() -> None:
-    schema = inferring.schema_of([{"Type": 1, "type": 2, "a": 3, "A": 4}], ["type"])
+    schema = sql_tables.schema_of([{"Type": 1, "type": 2, "a": 3, "A": 4}], ["type"])
     assert schema.names == ["data.Type", "a", "data.A"]
 
 
@@ -64,7 +64,7 @@ deep: Any = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from("abAB"), deep, max_size=3), max_size=4))
 def test_no_value_of_the_sample_is_lost(documents: list[Any]) -> None:
-    schema = inferring.schema_of(documents)
+    schema = sql_tables.schema_of(documents)
     reader = fields.reader(schema)
     columns = dict(zip(reader.names, reader.of_documents(documents), strict=True))
     for name, column in columns.items():

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from headwater.errors import Invalid, Unsupported
-from headwater.spark.places import open_place
 from headwater.spark.reading.options import READ, STREAM, SourceOptions, parse
+from headwater.spark.session import open_place
 from headwater.spark.writing import sink
 
 GIVEN = {"path": "data", "topic": "orders"}

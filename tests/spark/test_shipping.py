@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.spark.folding.shipping import pack
-from headwater.views.loading import load
+from headwater.views.app import load_app
 
 _WORKER = """
 import sys
@@ -42,7 +42,7 @@ def module_of(directory: Path, factor: int) -> list[Callable[[Any], Any]]:
         "import neighbour_of_shop, headwater\napp = headwater.App()\n"
         f"def times(x):\n    return neighbour_of_shop.same(x) * {factor}\n"
     )
-    load(str(directory / "shop_to_ship.py"))
+    load_app(str(directory / "shop_to_ship.py"))
     return [sys.modules["shop_to_ship"].times]
 
 

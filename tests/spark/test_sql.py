@@ -18,7 +18,7 @@ import headwater
 import headwater.spark
 from headwater import HeadwaterError, Invalid, NotFound
 from headwater.cli import show
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from tests.cli.conftest import PROGRAM, Run, run
 from tests.planting import plant
 from tests.server.process import served
@@ -286,7 +286,7 @@ def test_the_command_tells_what_fails_in_a_task(run: Run, data: str) -> None:
 def test_the_command_is_told_what_it_can_use(run: Run, data: str) -> None:
     assert "is not a known format" in run("sql", data, "SELECT 1", "--output", "x.txt", code=1).err
     assert "is not 'TABLE: FIELDS'" in run("sql", data, "SELECT 1", "--schema", "orders", code=2).err
-    assert "exclude each other" in run("sql", data, "SELECT 1", "--json", "--format", "csv", code=2).err
+    assert "mutually exclusive" in run("sql", data, "SELECT 1", "--json", "--format", "csv", code=2).err
 
 
 @pytest.mark.usefixtures("java_classes")

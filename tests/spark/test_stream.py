@@ -22,8 +22,8 @@ from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.format import events
 from headwater.spark.reading import planning, positions, scan, stream
 from headwater.spark.reading.options import STREAM, parse
-from headwater.spark.reading.parts import ReadTask
 from headwater.spark.reading.positions import Positions, TopicProgress
+from headwater.spark.reading.scan import ReadTask
 from headwater.spark.reading.stream import StreamReader
 from headwater.store import Store
 from tests.server.people import add

@@ -20,6 +20,7 @@ from headwater.format import batch, blob, cursors, frames, journal, producers, s
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord
+from headwater.format.hashes import U64, key_hash
 from headwater.format.history import (
     FORM,
     ArchiveAddress,
@@ -32,7 +33,6 @@ from headwater.format.history import (
 )
 from headwater.format.index import Index
 from headwater.format.journal import Entry, JournalMove, JournalShare
-from headwater.format.keyhash import U64, key_hash
 from headwater.format.producers import Producer, ProducerAnswer, ProducerState
 from headwater.format.segment import SegmentHeader
 from headwater.format.settings import LogSettings, TopicRecord, TopicSettings

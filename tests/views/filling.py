@@ -14,8 +14,8 @@ from headwater.event import Ref
 from headwater.info import ViewError
 from headwater.store import Store
 from headwater.views import database
-from headwater.views.codec import encode
 from headwater.views.draft import Draft
+from headwater.views.encoding import encode
 from headwater.views.files import Files
 
 Some = Mapping[str, dict[str, Any] | None]

@@ -9,8 +9,8 @@ from typing import Any
 
 from headwater import App, Limits, Store
 from headwater.info import ViewInfo
-from headwater.views.acting import Actor
-from headwater.views.tally import function_infos
+from headwater.views.function_counts import function_infos
+from headwater.views.function_worker import FunctionWorker
 
 LIMITS = Limits(retry_ms=5, retry_ms_max=20, lease_ms=60_000)
 PATIENCE_S = 60.0
@@ -30,9 +30,9 @@ def info_of(hw: Store, name: str) -> ViewInfo:
 
 
 @contextmanager
-def acting_on(hw: Store, app: App, name: str) -> Iterator[Actor]:
+def acting_on(hw: Store, app: App, name: str) -> Iterator[FunctionWorker]:
     """One function of an application at work, without the others."""
-    actor = Actor(hw, app.functions[name])
+    actor = FunctionWorker(hw, app.functions[name])
     thread = threading.Thread(target=actor.run)
     thread.start()
     try:

@@ -10,7 +10,7 @@ from headwater.event import Event
 from headwater.info import ViewError
 from headwater.store import Store
 from headwater.views import database, registry
-from headwater.views.codec import decode
+from headwater.views.encoding import decode
 from headwater.views.files import Files
 
 Documents = dict[str, tuple[int, dict[str, Any]]]

@@ -21,7 +21,7 @@ from headwater.errors import Closed, Corrupt, Invalid, NotFound, TooLarge
 from headwater.limits import BINDER_INDEXES_MAX, FIND_FIELDS_MAX, FIND_SORTS_MAX
 from headwater.opening import open_directory
 from headwater.store import Store
-from headwater.views import database, indexing, pool, rebuild
+from headwater.views import database, pool, rebuild
 from headwater.views.app import App
 from headwater.views.draft import Draft
 from headwater.views.local_views import BINDERS_KEPT, LocalViews
@@ -244,7 +244,7 @@ def test_an_index_is_kept_up_to_date_by_a_writer_that_was_there_before(hw: Store
 
 
 def test_an_index_has_all_documents_however_many(hw: Store, filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "PAGE_ROWS", 3)
+    monkeypatch.setattr(database, "PAGE_ROWS", 3)
     filling.put({f"{number:02}": {"total": number} for number in range(20)})
     binder = binder_of(hw, "baskets")
     binder.index("total")

@@ -13,7 +13,7 @@ import pytest
 
 import headwater
 from headwater import App, Event
-from headwater.views import database, draft, folding
+from headwater.views import database, document_fold, draft
 from headwater.views.draft import Draft
 from headwater.views.rebuild import rebuild
 
@@ -44,7 +44,7 @@ def fold_all(connection: sqlite3.Connection, fold: Any, ids: list[str | None], *
 
 
 def stored(connection: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    from headwater.views.codec import decode
+    from headwater.views.encoding import decode
 
     return {id: decode(data) for id, data in connection.execute("SELECT id, data FROM documents ORDER BY id")}
 
@@ -205,7 +205,7 @@ def test_a_transaction_ends_when_its_documents_take_too_much_memory(
 
 
 def test_large_documents_are_loaded_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "AHEAD_BYTES", 10_000)
+    monkeypatch.setattr(document_fold, "AHEAD_BYTES", 10_000)
     app = App()
 
     @app.projection("t", "large")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headwater import App, Event, Limits, Store
-from headwater.directory.transaction import DirectoryTransaction
 from headwater.opening import open_directory
+from headwater.transaction import Transaction
 from headwater.views.context import Context
 from tests.views.running import LIMITS, info_of, place_of, values
 
@@ -24,13 +24,13 @@ def test_events_of_a_batch_share_a_transaction_and_never_wait_to_fill_it(
 ) -> None:
     app = App()
     commits: list[int] = []
-    commit = DirectoryTransaction.commit
+    commit = Transaction.commit
 
-    def committed(self: DirectoryTransaction) -> Any:
+    def committed(self: Transaction) -> Any:
         commits.append(self.appended)
         return commit(self)
 
-    monkeypatch.setattr(DirectoryTransaction, "commit", committed)
+    monkeypatch.setattr(Transaction, "commit", committed)
 
     @app.function("in", batch=4)
     def copy(ctx: Context, event: Event) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 import headwater
 from headwater import App, Event, Limits, Store
-from headwater.views import tally
+from headwater.views import function_counts
 from headwater.views.context import Context
-from headwater.views.tally import function_infos
+from headwater.views.function_counts import function_infos
 from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of
 from tests.waiting import wait_for
 
@@ -59,7 +59,7 @@ def test_counts_of_several_runs_add_up_and_a_rate_is_of_now(hw: Store, monkeypat
     info = info_of(hw, "f")
     assert info.events == 300
     assert info.rate > 0
-    monkeypatch.setattr(tally, "RATE_S", 0.0)
+    monkeypatch.setattr(function_counts, "RATE_S", 0.0)
     assert info_of(hw, "f").rate == 0
 
 
@@ -78,7 +78,7 @@ def test_counts_that_cannot_be_written_keep_no_function_from_its_work(hw: Store)
     app = App()
     app.function("in", name="copy")(lambda ctx, event: ctx.append("out", event.data))
     hw.append_many("in", [b"x"] * 10)
-    (hw.path / tally.FILE).write_bytes(b"something else altogether" * 100)
+    (hw.path / function_counts.FILE).write_bytes(b"something else altogether" * 100)
     app.catch_up(hw)
     assert len(list(hw.read("out"))) == 10
 
@@ -88,7 +88,7 @@ def test_counts_that_somebody_locks_are_written_later(hw: Store) -> None:
     app.function("in", name="copy")(lambda ctx, event: ctx.append("out", event.data))
     hw.append("in", b"x")
     app.catch_up(hw)
-    locked = sqlite3.connect(hw.path / tally.FILE, isolation_level=None)
+    locked = sqlite3.connect(hw.path / function_counts.FILE, isolation_level=None)
     with acting_on(hw, app, "copy") as actor:
         locked.execute("BEGIN IMMEDIATE")
         hw.append_many("in", [b"x"] * 10)
@@ -124,7 +124,7 @@ def test_its_place_is_that_of_a_consumer(hw: Store) -> None:
 
 
 def test_a_file_of_counts_whose_maker_died_is_as_none_and_is_made_whole(hw: Store) -> None:
-    sqlite3.connect(hw.path / tally.FILE).execute("PRAGMA journal_mode = WAL")
+    sqlite3.connect(hw.path / function_counts.FILE).execute("PRAGMA journal_mode = WAL")
     assert function_infos(hw) == []
     app = App()
     app.function("in", name="f")(lambda *_: None)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headwater import App, Closed, Conflict, Event, Invalid, Limits, Store, Unavailable
-from headwater.directory.transaction import DirectoryTransaction
 from headwater.opening import open_directory
-from headwater.views import acting
-from headwater.views.acting import Actor
+from headwater.transaction import Transaction
+from headwater.views import function_worker
 from headwater.views.context import Context
+from headwater.views.function_worker import FunctionWorker
 from tests.views.running import LIMITS, PATIENCE_S, acting_on, info_of, place_of, values
 from tests.waiting import wait_for
 
@@ -38,15 +38,15 @@ def test_what_is_appended_and_the_place_are_one_transaction(hw: Store, monkeypat
         ctx.append("out", {"n": event.value["n"] * 2}, key=event.key, type="doubled", meta={"by": "double"})
         ctx.append_many("copies", [{"n": event.value["n"]}] * 2)
 
-    commit = DirectoryTransaction.commit
+    commit = Transaction.commit
 
-    def committed(self: DirectoryTransaction) -> Any:
+    def committed(self: Transaction) -> Any:
         before = sum(place_of(hw, "double")), hw.topics().count("out") and len(values(hw, "out"))
         refs = commit(self)
         seen.append((sum(place_of(hw, "double")) - before[0], len(values(hw, "out")) - before[1]))
         return refs
 
-    monkeypatch.setattr(DirectoryTransaction, "commit", committed)
+    monkeypatch.setattr(Transaction, "commit", committed)
     app.catch_up(hw)
     assert seen == [(1, 1)] * 20
     assert sorted(each["n"] for each in values(hw, "out")) == [n * 2 for n in range(20)]
@@ -59,7 +59,7 @@ def test_a_function_that_appends_nothing_needs_no_transaction(hw: Store, monkeyp
     app = App()
     hw.append_many("in", [b"a", b"b", b"c"])
     called: list[bytes | None] = []
-    monkeypatch.setattr(DirectoryTransaction, "commit", lambda _: pytest.fail("a transaction"))
+    monkeypatch.setattr(Transaction, "commit", lambda _: pytest.fail("a transaction"))
 
     @app.function("in")
     def look(_ctx: Context, event: Event) -> None:
@@ -338,20 +338,20 @@ def test_trouble_of_the_log_is_told_tried_again_and_no_failure_of_the_event(
     hw: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App()
-    monkeypatch.setattr(acting, "PAUSE_MAX_S", 0.1)
+    monkeypatch.setattr(function_worker, "PAUSE_MAX_S", 0.1)
     app.function("in", name="copy", tries=1)(lambda ctx, event: ctx.append("out", event.data))
-    refusals, commit = [Unavailable("the disk is full", hint="make room")] * 4, DirectoryTransaction.commit
+    refusals, commit = [Unavailable("the disk is full", hint="make room")] * 4, Transaction.commit
     told: list[Unavailable] = []
 
-    def commit_later(self: DirectoryTransaction) -> Any:
+    def commit_later(self: Transaction) -> Any:
         if len(refusals) > 1 or (refusals and not told):
             raise refusals.pop() if len(refusals) > 1 else refusals[0]
         return commit(self)
 
-    monkeypatch.setattr(DirectoryTransaction, "commit", commit_later)
+    monkeypatch.setattr(Transaction, "commit", commit_later)
     hw.append("in", b"x")
 
-    def told_of_it(actor: Actor) -> bool:
+    def told_of_it(actor: FunctionWorker) -> bool:
         try:
             actor.settled()
         except Unavailable as error:

@@ -12,7 +12,7 @@ from typing import Any
 from headwater import App, Event, Limits
 from headwater.opening import open_directory
 from headwater.views.context import Context
-from headwater.views.tally import function_infos
+from headwater.views.function_counts import function_infos
 from tests.log.children import Child, Said, stop_with
 from tests.views.running import PATIENCE_S
 from tests.waiting import wait_for

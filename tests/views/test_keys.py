@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headwater.match.values import kind_of
-from headwater.views.codec import decode, encode
+from headwater.views.encoding import decode, encode
 from headwater.views.keys import ARRAY, bounds_of, index_key, key_of, order_of
 from tests.engine import matches
 

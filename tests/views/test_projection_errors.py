@@ -24,8 +24,8 @@ from headwater.opening import open_directory
 from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import App
+from headwater.views.document_fold import DocumentFold
 from headwater.views.files import Files
-from headwater.views.folding import DocumentFold
 from headwater.views.runner import Runner
 from tests.log.children import Child
 from tests.views import seen

@@ -21,8 +21,8 @@ from headwater.opening import open_directory
 from headwater.store import Store
 from headwater.views import database, rebuild
 from headwater.views.app import App
+from headwater.views.document_fold import Halt
 from headwater.views.files import Files
-from headwater.views.folding import Halt
 from tests.log.children import Child, Said
 from tests.views import seen
 from tests.waiting import wait_for

@@ -12,22 +12,23 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain as chained
 
+from headwater.backoff import Backoff
 from headwater.bucket.chain import Chain, Tip
+from headwater.bucket.meta import packed_in
 from headwater.bucket.object_place import ObjectPlace
-from headwater.bucket.packed import packed_in
-from headwater.bucket.retries import Backoff
 from headwater.disk.latch import Latch
 from headwater.errors import Closed, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.format import object as format
+from headwater.format import producers
 from headwater.format.object import ObjectHead, ProducerRecord
 from headwater.format.producers import ProducerAnswer
-from headwater.log import producers
 from headwater.log.rows import Rows, encode, mergeable
 
 NONCE_BYTES = 16
 FAILED_MAX = 1000  # appends that failed and are kept to tell of; one is enough to know that it is not all
 LOSSES_IN_A_ROW = 3  # then a writer lets the others go first for a moment
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.005, 0.5
+LINGER_MS = 100  # how long `append_later` gathers before an object is put: requests are what a bucket costs
 IDLE_S = 10.0  # a log that nobody appends to for so long needs no thread: there may be many
 REFUSED_S_MAX = 60.0  # how long a store may refuse an object as being there which is not
 
@@ -81,6 +82,7 @@ class Appender:
         self._place = place
         self._chain = chain
         self._patient = patient
+        self._linger_s = (LINGER_MS if place.limits.linger_ms is None else place.limits.linger_ms) / 1000
         self._was_put = was_put
         self._writer = place.clock.random_bytes(8).hex()
         self._mutex = threading.Lock()  # protects all below
@@ -279,18 +281,31 @@ class Appender:
                 if not self._queue and (self._closed or idle):
                     self._thread = None
                     return []
-                left_s = self._since_s + self._place.limits.linger_ms / 1000 - self._place.clock.monotonic()
+                left_s = self._since_s + self._linger_s - self._place.clock.monotonic()
                 wait_s = max(0.0, left_s) if self._queue and self._on_way is None else IDLE_S
                 change = self._next_change()
             idle = not change.wait(wait_s)
 
     def _take_due(self) -> list[Unit]:
-        """Take from the queue what fits one object."""
-        units = [self._queue.popleft()]
-        size = units[0].size
-        while self._queue and size + self._queue[0].size <= self._place.limits.object_bytes:
+        """Take from the queue what fits one object.
+
+        A second append of a producer waits for the next one: it may be a retry of the first, which is answered only
+        when that is in the log.
+        """
+        units: list[Unit] = []
+        producers: set[str] = set()
+        size = 0
+        while self._queue:
+            unit = self._queue[0]
+            producer = unit.rows[0].producer
+            if units and size + unit.size > self._place.limits.object_bytes:
+                break
+            if producer is not None:
+                if producer.id in producers:
+                    break
+                producers.add(producer.id)
             units.append(self._queue.popleft())
-            size += units[-1].size
+            size += unit.size
         self._waiting_bytes -= size
         self._since_s = self._place.clock.monotonic()
         return units
@@ -303,7 +318,7 @@ class Appender:
             self._closed
             or self._flushing > 0
             or self._waiting_bytes >= limits.linger_bytes
-            or self._place.clock.monotonic() >= self._since_s + limits.linger_ms / 1000
+            or self._place.clock.monotonic() >= self._since_s + self._linger_s
             or any(unit.hurry for unit in self._queue)
         )
 

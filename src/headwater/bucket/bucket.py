@@ -17,11 +17,10 @@ from weakref import WeakSet
 import msgspec
 
 from headwater.backend import Kind, Lack
-from headwater.bucket import archive_location as location
 from headwater.bucket.appender import Unit
 from headwater.bucket.catalog import BucketCatalog
-from headwater.bucket.checking import check_bucket
-from headwater.bucket.object_cache import ObjectCache
+from headwater.bucket.chain import ObjectCache
+from headwater.bucket.check import check_bucket
 from headwater.bucket.object_log import ObjectLog
 from headwater.bucket.object_store import ObjectStore
 from headwater.bucket.probe import probe
@@ -46,9 +45,10 @@ from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, Top
 from headwater.limits import DEFAULTS, Limits
 from headwater.log.check_report import CheckReport, Progress
 from headwater.log.log_backend import LogBackend
-from headwater.log.log_transaction import LogTransaction
+from headwater.log.log_committer import LogCommitter
 from headwater.log.reading import time_at
 from headwater.requests import Append, wants_sync
+from headwater.transaction import Acks, Requests, Transaction
 
 _buckets: WeakSet[Bucket] = WeakSet()  # which cannot be used in a forked child
 
@@ -79,34 +79,30 @@ class ObjectAppend:
         return Ref(self._log.topic, self._log.partition, rows.offset, rows.ticks, self._log.node, "fsync")
 
 
-@within_memory()
-class BucketTransaction(LogTransaction[ObjectLog]):
-    """A transaction in a bucket: over one partition. It is one object."""
+class BucketCommitter(LogCommitter[ObjectLog]):
+    """Commits a transaction in a bucket: over one partition. It is one object."""
 
-    def ack(self, *events: Event, consumer: object = None) -> None:  # noqa: ARG002
-        """Not to be had: raises Unsupported."""
+    def holder(self, event: Event, consumer: object) -> object:  # noqa: ARG002
         raise Unsupported(
             "a bucket cannot ack an event in a transaction", hint="append, then ack: this gives at-least-once delivery"
         )
 
-    def commit(self) -> list[Ref]:
+    def commit(self, requests: Requests, acks: Acks) -> list[Ref]:  # noqa: ARG002  # nothing is acked
         """Append all of it, durably. Raises Unsupported if it is over several partitions: nothing is done then."""
-        self._check()
-        logs = {id(log): log for log, _ in self._appends}
+        parts = self._parts(requests)
+        logs = {id(part.log): part.log for part in parts}
         if len(logs) > 1:
             places = ", ".join(sorted({str(log.place) for log in logs.values()}))
             raise Unsupported(
                 f"a transaction in a bucket is limited to one partition, not {len(logs)}: {places}",
                 hint="give all events one key or partition; a directory and a server support several",
             )
-        self._over = True
-        if self._appends:
-            group = [rows for _, rows in self._appends]
+        if parts:
+            group = [part.rows for part in parts]
             if self._producer is not None:
                 group[0].guard(group[0].expected, self._producer)
-            (log,) = logs.values()
-            log.append_together(group)
-        return self._settled(journaled=True)
+            parts[0].log.append_together(group)
+        return self._refs(parts, journaled=True)
 
 
 class BucketConsumers(Protocol):
@@ -182,11 +178,11 @@ class Bucket(LogBackend[ObjectLog]):
     @property
     def archive_url(self) -> str | None:
         """Return where this log was archived to last; None if it never was."""
-        return location.read(self._store, self.clock)
+        return self._catalogue.archive_url()
 
     def remember_archive(self, url: str) -> None:
         """Store where this log is archived to, durably."""
-        location.write(self._store, self.clock, url)
+        self._catalogue.remember_archive(url)
 
     # Topics
 
@@ -208,8 +204,8 @@ class Bucket(LogBackend[ObjectLog]):
         if opened.topic.uuid != there.uuid:
             self._topics.forget(opened)
             opened = self._topics.get(topic)
-        # Closed before the name is free: else whoever still has the topic open could append to one that is gone, and be
-        # told that it is durable. Who died in between left a topic that can only be deleted.
+        # Closed before the name is free: else a program that still has the topic open could append to one that is gone,
+        # and take that as durable. A death in between leaves a topic that can only be deleted.
         for log in opened.logs:
             with contextlib.suppress(NotFound):  # it is closed already
                 log.finish()
@@ -233,10 +229,10 @@ class Bucket(LogBackend[ObjectLog]):
         self.check_open()
         self._flush()
 
-    def transaction(self, sync: bool | None, producer: Producer | None) -> BucketTransaction:  # noqa: ARG002
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:  # noqa: ARG002
         """Begin a transaction; it is durable whatever `sync` says."""
         self.check_open()
-        return BucketTransaction(self, sync=True, producer=producer)
+        return Transaction(BucketCommitter(self, sync=True, producer=producer))
 
     # Keeping
 
@@ -258,7 +254,7 @@ class Bucket(LogBackend[ObjectLog]):
     def maintain(self, topic: str | None = None) -> MaintenanceResult:
         """Compact, trim and collect a topic, or all of them, once; returns what was done.
 
-        Programs that append do this by themselves, now and then; for a bucket that nobody appends to any more, or
+        Programs that append do this by themselves, now and then; for a bucket that is no longer appended to, or
         whose writers have `compact_objects=0`. May run at any time, and several times at once.
         """
         done = MaintenanceResult()
@@ -352,7 +348,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def partition_info(log: ObjectLog) -> PartitionInfo:
-    """Return what `describe` tells of one partition."""
+    """Return one partition, as `describe` has it."""
     place, start = log.place, log.start()
     state = log.state()  # after it: it may be trimmed meanwhile, and an end only grows
     meta = log.chain.knowledge.meta()

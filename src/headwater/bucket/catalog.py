@@ -1,7 +1,8 @@
-"""The topics of a bucket: made, found, listed and deleted by anybody.
+"""The records of a bucket: that it is a log, its topics, and where it is archived.
 
-One swapped record says which topic has a name. A topic is there from the moment its record is, and gone from the moment
-that says so; what is left of it is collected later (docs/BUCKET.md).
+Topics are created, found, listed and deleted by any process. One swapped record says which topic has a name. A topic
+exists from the moment its record does, until the record says that it is deleted; its objects are deleted later
+(docs/BUCKET.md).
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from headwater.bucket.records import Records, RecordVersion
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, HeadwaterError, Invalid, NotFound, Unsupported
 from headwater.format import names
+from headwater.format.history import FORM, ArchiveAddress
 from headwater.format.settings import LogSettings, Retention, TopicRecord, TopicSettings
 from headwater.limits import Limits
 from headwater.log.topic_rules import check_topic, checked_name, limits_of, not_found, same, with_retention
 
 SETTINGS = "headwater.json"
+ARCHIVE = "archived-to.json"  # where the log was archived to last; it may be deleted
 STAMP = "stamp"  # what is put to learn the time of the store
 
 
@@ -45,6 +48,7 @@ class BucketCatalog:
         self._limits = limits
         self._records = Records(store, clock, TopicName)
         self._settings = Records(store, clock, LogSettings)
+        self._archives = Records(store, clock, ArchiveAddress)
 
     def init(self) -> None:
         """Make the place a log, unless it is one. One with other things in it is refused."""
@@ -65,9 +69,31 @@ class BucketCatalog:
         found = self._settings.read(SETTINGS)
         if found is None:
             raise NotFound(
-                f"{self._store.url} is not a log", hint="open it once without mode='existing'", code="not_a_log"
+                f"{self._store.url} is not a log",
+                hint="to create one, open it without mode='existing'",
+                code="not_a_log",
             )
         return found.record
+
+    def archive_url(self) -> str | None:
+        """Return where the log was archived to last; None if it never was."""
+        found = self._archives.read(ARCHIVE)
+        return None if found is None else found.record.url
+
+    def remember_archive(self, url: str) -> None:
+        """Store where the log is archived to, durably. Raises Conflict if other processes keep changing it."""
+        record = ArchiveAddress(form=FORM, url=url)
+        for _ in range(10):
+            found = self._archives.read(ARCHIVE)
+            if found is not None and found.record.url == url:
+                return
+            if found is None:
+                done = self._archives.create(ARCHIVE, record)
+            else:
+                done = self._archives.swap(ARCHIVE, record, found.version)
+            if done is not None:
+                return
+        raise Conflict(f"{self._store.url}: other processes are changing its archive location at the same time")
 
     def create(self, name: str, partitions: int, chosen: TopicSettings) -> bool:
         """Make a topic; False if it is there, with the same number of partitions. Durable when it returns."""

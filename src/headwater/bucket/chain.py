@@ -1,28 +1,28 @@
-"""The objects of one partition, as far as this process knows them: which there are, and where the log ends.
+"""The objects of one partition, as far as this process knows them: which exist, where the log ends, and their bytes.
 
-Every object names the one before it by its nonce. The next key is the end of the last object, so whoever knows one
-knows where to look for the next (docs/BUCKET.md, "The rules"). Safe from any thread.
+Every object names the one before it by its nonce. The next key is the end of the last object, so a process that knows
+one object knows where the next will be (docs/BUCKET.md, "The rules"). Safe from any thread.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 from typing import NamedTuple
 
 import msgspec
 
 from headwater.bucket.meta import Knowledge, Meta, Point
-from headwater.bucket.object_cache import ObjectCache
 from headwater.bucket.object_place import ObjectPlace
 from headwater.disk.disk import Word
 from headwater.errors import Corrupt, HeadwaterError
 from headwater.format import object as format
 from headwater.format.object import ObjectHead, ProducerRecord
-from headwater.log.failures import deleted
+from headwater.log.log import deleted
 
-TAIL_OBJECTS = 64  # a hint where the end is is put after so many objects: whoever opens the log lists at most so many
-SLOWER = 1.5  # each look that finds nothing lets the next one wait so much longer
+TAIL_OBJECTS = 64  # a hint of the end is put after so many objects, so that opening the log lists at most so many
+SLOWER = 1.5  # each poll that finds nothing lets the next one wait so much longer
 
 
 class Hint(msgspec.Struct):
@@ -248,3 +248,42 @@ class Chain:
             reason="the chain is broken",
             offsets=(tip.end, head.end),
         )
+
+
+class ObjectCache:
+    """The most recently used bytes of objects, by key and position: objects never change. Safe from any thread."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._mutex = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes in the cache."""
+        return self._size
+
+    def get(self, key: str, position: int = 0) -> memoryview | None:
+        with self._mutex:
+            found = self._kept.get((key, position))
+            if found is not None:
+                self._kept.move_to_end((key, position))
+            return found
+
+    def put(self, key: str, data: memoryview, position: int = 0) -> None:
+        """Add some bytes, and evict the least recently used. Bytes above a quarter of the limit are not cached."""
+        if len(data) * 4 > self._bytes_max:
+            return
+        with self._mutex:
+            before = self._kept.pop((key, position), None)
+            self._size += len(data) - (0 if before is None else len(before))
+            self._kept[key, position] = data
+            while self._size > self._bytes_max:
+                self._size -= len(self._kept.popitem(last=False)[1])
+
+    def drop(self, key: str, position: int = 0) -> None:
+        """Remove bytes that turned out to belong to another object."""
+        with self._mutex:
+            before = self._kept.pop((key, position), None)
+            self._size -= 0 if before is None else len(before)

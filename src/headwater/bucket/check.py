@@ -1,7 +1,7 @@
-"""Verifying every checksum and invariant of a log in a bucket, without changing anything.
+"""`check` of a bucket: verifies every checksum and invariant of its logs, and changes nothing.
 
-Fetches every object, and goes on behind damage, so that all of it is found at once. May run while others append,
-compact and trim: if something is wrong, and `meta` has changed meanwhile, it is looked at again.
+Fetches every object, and continues after damage, so that one run finds all of it. May run while other processes append,
+compact and trim: if something is wrong and `meta` has changed meanwhile, the log is checked again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
+from headwater.bucket.catalog import BucketCatalog
 from headwater.bucket.meta import Knowledge, Meta, ObjectSegment
 from headwater.bucket.object_blobs import ObjectBlob
 from headwater.bucket.object_place import ObjectPlace
@@ -17,14 +18,30 @@ from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format import object as format
 from headwater.format.batch import BLOB
 from headwater.format.object import ObjectHead
-from headwater.log.check_report import Counts, Finding
-from headwater.log.window import SegmentWindow
+from headwater.format.segment import SegmentWindow
+from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
 
-LOOKS_MAX = 3  # then what is wrong is not the work of those who keep the log
+LOOKS_MAX = 3  # damage that is still there then was not caused by compaction or retention
+
+
+def check_bucket(catalogue: BucketCatalog, name: str | None, progress: Progress | None) -> CheckReport:
+    """Verify one topic, or all; returns what was found."""
+    report, counts = CheckReport(), Counts()
+    topics, broken = catalogue.survey(name)
+    for error in broken:
+        path = str(error.facts.get("path") or catalogue.url)
+        report.findings.append(Finding(path, -1, path, 0, int(error.facts.get("size") or 0), error.message))
+    places = [catalogue.place(topic, partition) for topic in topics for partition in range(topic.partitions)]
+    advance = advancing(sum(map(size_of, places)), progress)
+    for place in places:
+        report.findings += check(place, counts, advance)
+    report.topics, report.partitions = len(topics), len(places)
+    report.add(counts)
+    return report
 
 
 class _Link(msgspec.Struct, frozen=True):
-    """How far a walk has come: the end of the last object, its nonce and ticks; None where that is not known."""
+    """The end of a walk so far: that of the last object, with its nonce and ticks; None where they are not known."""
 
     end: int
     nonce: str | None
@@ -32,7 +49,7 @@ class _Link(msgspec.Struct, frozen=True):
 
 
 def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were fetched."""
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is called with the fetched bytes."""
     knowledge = Knowledge(place)
     try:
         meta, findings, found = knowledge.look(), list[Finding](), Counts()
@@ -43,7 +60,9 @@ def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -
             if not findings or meta == seen:
                 break
     except NotFound:
-        yield Finding(place.topic, place.partition, place.path(place.meta), 0, 0, "the record of the log is missing")
+        yield Finding(
+            place.topic, place.partition, place.path(place.meta), 0, 0, "the meta record of the log is missing"
+        )
         return
     except (Corrupt, Unsupported) as error:
         yield _of(place, place.meta, 0, error)
@@ -53,7 +72,7 @@ def check(place: ObjectPlace, counts: Counts, progress: Callable[[int], None]) -
     counts.events += found.events
     counts.bytes += found.bytes
     yield from findings
-    yield from _superfluous(place, meta)
+    yield from _garbage(place, meta)
 
 
 def size_of(place: ObjectPlace) -> int:
@@ -84,7 +103,7 @@ def _walk(place: ObjectPlace, meta: Meta, counts: Counts, progress: Callable[[in
 def _check_object(
     place: ObjectPlace, key: str, link: _Link, end: int | None, counts: Counts, segment: ObjectSegment | None = None
 ) -> Generator[Finding, None, _Link]:
-    """Yield what is wrong with one object; returns how far the walk has come with it."""
+    """Yield what is wrong with one object; return where the walk is after it."""
     base = segment.base if segment is not None else int(key.removeprefix(place.events))
     if base != link.end:
         yield Finding(
@@ -121,7 +140,7 @@ def _wrong(
     segment: ObjectSegment | None,
     left: int,
 ) -> Iterator[str]:
-    """Yield what a head says that cannot be."""
+    """Yield each contradiction between a head and what it should say."""
     if head.log != place.uuid.hex():
         yield "the object belongs to another log"
     if head.base != base or (end is not None and head.end != end) or (head.end <= head.base and not head.closed):
@@ -129,7 +148,7 @@ def _wrong(
     if link.nonce is not None and base == link.end and head.previous != link.nonce:
         yield "the object does not follow the one before it"
     if link.ticks is not None and head.previous_ticks < link.ticks:
-        yield "ticks do not grow from one object to the next"
+        yield "ticks do not increase from one object to the next"
     if head.size > left:
         yield "the object is cut off"
     if segment is not None and (head.ticks, head.previous_ticks) != (segment.ticks, segment.previous_ticks):
@@ -146,7 +165,7 @@ def _check_batches(
         batch.validate()
         if batch.base_ticks <= ticks:
             raise Corrupt(
-                f"the ticks of offset {batch.base_offset} do not grow", position=batch.position, size=batch.size
+                f"the ticks of offset {batch.base_offset} do not increase", position=batch.position, size=batch.size
             )
         if batch.flags & BLOB:
             id = head.blobs.get(str(batch.base_offset), "missing")
@@ -160,7 +179,7 @@ def _check_batches(
 
 
 def _check_tables(place: ObjectPlace, key: str, head: ObjectHead, position: int, data: memoryview) -> None:
-    """Verify what a segment says of its batches, and of the objects that it was made of; raises Corrupt."""
+    """Verify the tables of a segment: its batches, and the objects it was made of; raises Corrupt."""
     window = SegmentWindow(data[: position + head.size], 0, place.path(key))
     found = [(each.base_offset, each.position, each.base_ticks) for each in window.batches(position, head.base)]
     if found != head.batches:
@@ -170,8 +189,8 @@ def _check_tables(place: ObjectPlace, key: str, head: ObjectHead, position: int,
         raise Corrupt("the table of objects is wrong", position=position + head.size, size=len(table))
 
 
-def _superfluous(place: ObjectPlace, meta: Meta) -> Iterator[Finding]:
-    """Yield a note of what will be collected."""
+def _garbage(place: ObjectPlace, meta: Meta) -> Iterator[Finding]:
+    """Yield a note of the objects that will be deleted as garbage."""
     named = {place.segment(each.base, each.end, each.nonce) for each in meta.segments}
     end = place.events_at(meta.reached.offset)
     sizes = [each.size for each in place.store.list(place.segments) if each.key not in named]

@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.bucket.chain import ObjectCache
 from headwater.bucket.meta import Knowledge, Meta, ObjectSegment, Point
-from headwater.bucket.object_cache import ObjectCache
 from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.object_store import ObjectEntry
 from headwater.errors import Corrupt
 from headwater.format import object as format
 from headwater.format.batch import BLOB, Batch
 from headwater.format.object import ObjectHead
+from headwater.format.segment import SegmentWindow
 from headwater.log.packing import Pause, packed, runs
-from headwater.log.window import SegmentWindow
 
 NONCE_BYTES = 16
 TICKS_PER_MS = 10_000

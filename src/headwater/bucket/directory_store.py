@@ -27,10 +27,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import NoReturn, TypeVar
 
-from headwater.bucket.object_keys import RESERVED, checked, checked_prefix
-from headwater.bucket.object_store import ObjectEntry, StoredObject
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.bucket.object_store import RESERVED, ObjectEntry, StoredObject, checked_key, checked_prefix
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Corrupt, HeadwaterError, Invalid, Unavailable, Unsupported
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.limits import DEFAULTS
@@ -139,7 +137,7 @@ class DirectoryStore:
         """Nothing is held."""
 
     def _path(self, key: str) -> Path:
-        return self.path / checked(key)
+        return self.path / checked_key(key)
 
     def _read(self, key: str, take: Callable[[int], T]) -> T | None:
         path = self._path(key)

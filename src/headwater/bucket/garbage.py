@@ -15,10 +15,9 @@ from itertools import islice
 
 import msgspec
 
-from headwater.bucket.meta import Knowledge, Mark, Meta
+from headwater.bucket.meta import Knowledge, Mark, Meta, read_head
 from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.object_store import ObjectEntry, ObjectStore
-from headwater.bucket.packed import read_head
 from headwater.errors import Unavailable
 
 DOOMED_MAX = 1000  # keys that `meta` notes at once: everybody reads them; more is noted the next time

@@ -1,9 +1,9 @@
-"""What a partition's `meta` record says: up to where its log is trimmed and compacted, and its segments.
+"""The `meta` record of a partition: up to where its log is trimmed and compacted, and its segments; heads of segments.
 
-`Knowledge` is what this process knows of it. It is never believed for longer than `knowledge_s`, from the look to the
-answer of what is built on it, by the clock that counts on and by the one on the wall: the first may stand still while
-a machine is suspended, as functions in a cloud are. So nobody takes an object that was put in a freed place for the one
-that was there (docs/BUCKET.md, "The rules").
+`Knowledge` is the copy of this process. It is used for at most `knowledge_s`, from the read to the response of the
+request that relies on it, by the monotonic clock and the wall clock: the first may stop while a machine is suspended,
+as cloud functions are. So an object that was put in a freed place is never taken for the one before it
+(docs/BUCKET.md, "The rules").
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import msgspec
 
 from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.records import Records
-from headwater.format.object import ProducerRecord
-from headwater.log.failures import deleted
+from headwater.format import object as format
+from headwater.format.object import ObjectHead, ProducerRecord
+from headwater.log.log import deleted
 
 TICKS_PER_S = 10_000_000
+HEAD_BYTES = 16 * 1024  # enough for most heads in one request
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A place between two objects, and what the process that goes on from there must know of the one before."""
+    """A place between two objects, and what a process that continues there must know of the object before it."""
 
     offset: int = 0
     nonce: str = ""
@@ -48,10 +50,10 @@ class ObjectSegment(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What was found to be garbage, and will be for ever: it is deleted when this has stood for `collect_s`.
+    """What is garbage for ever: it is deleted when the mark is `collect_s` old.
 
-    Those are the objects of events below `offset`, and the keys `doomed` (without the topic's prefix) of segments and
-    huge events that nothing names. `at` is the time of the store, in ms, read after all that was found.
+    Garbage are the objects of events below `offset`, and `doomed`: keys (without the topic's prefix) of segments and
+    huge events that nothing names. `at` is the time of the store, in ms, read after the garbage was found.
     """
 
     offset: int = 0
@@ -60,7 +62,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """The record. What is below `trim` is gone; what is below `compacted`, and not gone, is in the segments."""
+    """The record. Events below `trim` are gone; those from there to `compacted` are in the segments."""
 
     log: str
     trim: Point = Point()
@@ -80,7 +82,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class _MetaSnapshot(NamedTuple):
-    """A look: what was seen, and when it began, by both clocks."""
+    """One read of the record, and when it began, by both clocks."""
 
     meta: Meta
     looked_s: float
@@ -88,16 +90,16 @@ class _MetaSnapshot(NamedTuple):
 
 
 class Knowledge:
-    """What this process knows of one partition's meta. Safe from any thread."""
+    """The copy of one partition's meta record in this process. Safe from any thread."""
 
     def __init__(self, place: ObjectPlace) -> None:
         self._place = place
         self._records = Records(place.store, place.clock, Meta)
-        self._mutex = threading.Lock()  # protects what is below; read as a whole, so that no look is taken for another
+        self._mutex = threading.Lock()  # protects `_known`, which is replaced as a whole
         self._known: _MetaSnapshot | None = None
 
     def create(self) -> None:
-        """Make the record of a new log. One that is there already is right, too: the process that made it was first."""
+        """Create the record of a new log, unless another process has."""
         self._records.create(self._place.meta, Meta(log=self._place.uuid.hex()))
 
     def meta(self) -> Meta:
@@ -109,11 +111,11 @@ class Knowledge:
         return known.meta if known is not None and self._fresh(known) else self.look()
 
     def stands(self, base: int) -> bool:
-        """Return whether what was found or put as the object of events at `base`, or missed there, can be believed.
+        """Return whether the result of a get or put of the object of events at `base` can be trusted.
 
-        Asked when the answer has come. If so, nobody has freed that place before: what is garbage is deleted only
-        below the mark, long after that was made. Else a sleeper may have put an object there that is in no log. It is
-        not enough that what is known is new: another thread may have looked since this one chose the place.
+        To be called after the response. If so, that place was never freed: garbage is deleted only below the mark, long
+        after the mark was made. Otherwise a process that was suspended may have put an object there that is in no log.
+        A fresh copy alone proves nothing: another thread may have read it after this one chose the place.
         """
         return base >= self.meta().mark.offset
 
@@ -127,10 +129,10 @@ class Knowledge:
         return found.record
 
     def change(self, change: Callable[[Meta], Meta | None]) -> Meta:
-        """Swap the record for what `change` makes of it, durably; None leaves it. Returns what it is then.
+        """Replace the record by what `change` returns, durably, unless that is None; return the record after it.
 
-        `change` may be called several times: others may have been first, or the answer to a swap was lost, and then
-        it sees what it has made itself.
+        `change` may be called several times: if another process was first, or if the response to a swap was lost, in
+        which case it sees its own result.
         """
         while True:
             now = self._now()
@@ -146,7 +148,7 @@ class Knowledge:
                 return changed
 
     def _fresh(self, known: _MetaSnapshot) -> bool:
-        """Return whether a look may still be believed."""
+        """Return whether a read is recent enough to be used."""
         now_s, now_ticks = self._now()
         knowledge_s = self._place.limits.knowledge_s
         slept = now_ticks - known.looked_ticks
@@ -159,3 +161,35 @@ class Knowledge:
         with self._mutex:
             if self._known is None or now[0] >= self._known.looked_s:
                 self._known = _MetaSnapshot(meta, *now)
+
+
+def packed_in(place: ObjectPlace, meta: Meta, base: int, nonce: str) -> bool:
+    """Return whether the object of events with this nonce was at `base`, and is in a segment now.
+
+    False also if it is trimmed: then nothing shows any more which object it was.
+    """
+    while (segment := meta.segment_of(base)) is not None:
+        found = table_of(place, segment)
+        if found is not None:
+            return found.get(base) == nonce
+        meta = Knowledge(place).look()  # the segment was merged with others meanwhile
+    return False
+
+
+def read_head(place: ObjectPlace, key: str) -> tuple[ObjectHead, int] | None:
+    """Return the head of an object, verified, and where its batches begin; None if it is not there."""
+    data = place.store.get_range(key, 0, HEAD_BYTES)
+    if data is not None and (size := format.head_bytes(data)) > len(data) >= format.PREFIX_BYTES:
+        data = place.store.get_range(key, 0, size)
+    return None if data is None else format.decode(data, place.path(key))
+
+
+def table_of(place: ObjectPlace, segment: ObjectSegment) -> dict[int, str] | None:
+    """Return the nonces of the objects that a segment was made of, by their first offsets; None if it is not there."""
+    key = place.segment(segment.base, segment.end, segment.nonce)
+    found = read_head(place, key)
+    if found is None:
+        return None
+    head, start = found
+    stored = place.store.get_range(key, start + head.size, format.TABLE_ENTRY_BYTES * head.objects + 4)
+    return None if stored is None else format.decode_table(stored, place.path(key))

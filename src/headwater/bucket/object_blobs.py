@@ -15,7 +15,7 @@ from headwater.errors import Corrupt, HeadwaterError, Unavailable
 from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.log.failures import offset_gone, too_large
+from headwater.log.log import offset_gone, too_large
 
 PIECES_WAITING = 8  # chunks that may wait for the store: bounded memory, and nobody waits for the other
 

@@ -12,9 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from headwater.bucket.appender import Appender, Unit
-from headwater.bucket.chain import Chain
+from headwater.bucket.chain import Chain, ObjectCache
 from headwater.bucket.object_blobs import ObjectBlob, ObjectSpool
-from headwater.bucket.object_cache import ObjectCache
 from headwater.bucket.object_place import ObjectPlace
 from headwater.bucket.object_reader import MissingObject, ObjectCursor, ObjectReader, TypeTest
 from headwater.disk.open_files import open_files
@@ -24,7 +23,7 @@ from headwater.format.batch import Batch
 from headwater.format.losses import Ranges
 from headwater.format.object import known
 from headwater.format.producers import Producer, ProducerState
-from headwater.log.extents import Extents
+from headwater.log.log import Extents
 from headwater.log.rows import Rows
 from headwater.log.upload import BlobUpload
 

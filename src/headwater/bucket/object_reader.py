@@ -23,8 +23,7 @@ from headwater.errors import Corrupt
 from headwater.format import object as format
 from headwater.format.batch import LOST, Batch, corrupt, decode
 from headwater.format.object import ObjectHead
-from headwater.log.extents import Extents
-from headwater.log.failures import offset_gone
+from headwater.log.log import Extents, offset_gone
 from headwater.log.packing import part
 
 HEAD_BYTES = 16 * 1024  # enough for most heads in one request

@@ -1,8 +1,9 @@
-"""What an object store must do for a log: create what is not there, replace what was seen, read, list, delete.
+"""The protocol of an object store: create what is absent, replace a known version, read, list, delete.
 
-Keys are relative to the place that the store was opened at, with "/" between their parts. Every method is safe from any
-thread and any machine. What fails for a while is tried again with growing, random pauses, for as long as the store
-was told; then it raises Unavailable. `directory.py` and `s3.py` are the two stores.
+Keys are relative to the location that the store was opened at, with "/" between their parts; every store accepts the
+same keys, so that what works in a directory works in a bucket. Every method is safe from any thread and any machine.
+Failures that may pass are retried with growing, random pauses, up to a time limit; then Unavailable is raised.
+`DirectoryStore` and `S3Store` are the two stores.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from headwater.errors import Invalid, TooLarge
+
+KEY_BYTES_MAX = 1024  # of S3
+PART_BYTES_MAX = 255  # of a file's name
+RESERVED = ".headwater"
+"""The first part of keys that a store uses itself, for its locks and for unfinished writes."""
+
 
 class StoredObject(NamedTuple):
-    """An object as it was found. `version` changes with every write, and is only for `swap`."""
+    """An object as it was read. `version` changes with every write, and is only for `swap`."""
 
     data: memoryview
     version: str
@@ -33,7 +41,7 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Return where it is, for messages: without secrets."""
+        """Return the address, for messages: it has no secrets."""
 
     def get(self, key: str) -> StoredObject | None:
         """Return the object; None if it is not there."""
@@ -42,42 +50,75 @@ class ObjectStore(Protocol):
         """Return some bytes of an object, fewer where it ends; None if it is not there."""
 
     def create(self, key: str, data: bytes) -> str | None:
-        """Put an object where none is, durably; returns its version.
+        """Put an object unless one exists, durably; return its version.
 
-        None means that one is there, or was just being made: look. It may be this very one, if an answer was lost on
-        the way and the request was repeated; so whatever is put has something in it that tells it from all others.
+        None means that one exists, or was just being created: read it. It may be this very one, if a response was lost
+        and the request was retried; so every object contains something that distinguishes it from all others.
         """
 
     def swap(self, key: str, data: bytes, version: str) -> str | None:
-        """Replace an object if it still has this version, durably; returns the new one.
+        """Replace an object if it still has this version, durably; return the new version.
 
-        None means that it has another one, or is gone: look. As with `create`, it may be this very write.
+        None means that it has another one, or is gone: read it. As with `create`, it may be this very write.
         """
 
     def put(self, key: str, data: bytes) -> None:
-        """Put an object, durably, whatever was there: for names that nobody else uses, and for hints."""
+        """Put or replace an object, durably: for keys that no other process uses, and for hints."""
 
     def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
-        """The same for one of any size, which is there when all of it is; returns its bytes. Bounded memory.
+        """Put or replace an object of any size, in bounded memory; return its bytes. It appears when it is complete.
 
         If taking a piece raises, nothing is put.
         """
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that are not there are passed over. Durable when it returns."""
+        """Delete objects, durably; those that do not exist are ignored."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:
-        """Yield all objects whose keys begin so; those of one folder in the order of their keys.
+        """Yield all objects whose keys begin with `prefix`; those of one folder in the order of their keys.
 
-        With `after`, a key of the folder that is asked for, only those behind it.
+        With `after`, a key of the folder, only those after it.
         """
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """The next parts of the keys that begin with `prefix` (which is empty or ends with "/"), sorted, each once.
+        """Return the folders directly below `prefix`, which is empty or ends with "/": sorted, each once.
 
-        Only of keys that go on behind them: `folders("a/")` of the keys `a/b/c` and `a/d` is `["b"]`. A part may still
-        be named for a while after its last object was deleted.
+        With the keys `a/b/c` and `a/d`, `folders("a/")` is `["b"]`. A folder may still be listed for a while after its
+        last object was deleted.
         """
 
     def close(self) -> None:
         """Release it. May be called twice."""
+
+
+def checked_key(key: str) -> str:
+    """Return the key; raises Invalid for one that would leave its location, or that not every store can hold."""
+    _check(key, key.split("/"))
+    return key
+
+
+def checked_prefix(prefix: str) -> str:
+    """Return the beginning of a key, which may be empty, and may end within a part or after a "/"; raises Invalid."""
+    *parents, last = prefix.split("/")
+    _check(prefix, [*parents, last] if last else parents)
+    return prefix
+
+
+def _check(key: str, parts: list[str]) -> None:
+    if any(part in ("", ".", "..") for part in parts) or "\0" in key or parts[:1] == [RESERVED]:
+        raise Invalid(
+            f"{key!r} is not a valid object key", hint="parts between '/' must not be empty, '.' or '..'", key=key
+        )
+    try:
+        size = len(key.encode())
+        longest = max((len(part.encode()) for part in parts), default=0)
+    except UnicodeEncodeError as error:
+        raise Invalid(
+            f"{key!r} is not a valid object key", hint="it contains an unpaired surrogate", key=key
+        ) from error
+    if size > KEY_BYTES_MAX or longest > PART_BYTES_MAX:
+        raise TooLarge(
+            f"a key of {size} bytes is too long: {key[:64]!r}…",
+            hint=f"the limit is {KEY_BYTES_MAX} bytes, and {PART_BYTES_MAX} for each part",
+            limit=KEY_BYTES_MAX,
+        )

@@ -22,9 +22,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, PreconditionError
 from obstore.store import S3Store as Client
 
-from headwater.bucket.object_keys import checked, checked_prefix
-from headwater.bucket.object_store import ObjectEntry, StoredObject
-from headwater.bucket.retries import Backoff
+from headwater.backoff import Backoff
+from headwater.bucket.object_store import ObjectEntry, StoredObject, checked_key, checked_prefix
 from headwater.bucket.s3_failures import answer_of, gave_up, missing_bucket, never_answered, refusal, without_conditions
 from headwater.disk.disk import Clock
 from headwater.errors import Unsupported
@@ -89,11 +88,11 @@ class S3Store:
             found = obstore.get(self._client, key)
             return StoredObject(memoryview(found.bytes()), self._version(found.meta["e_tag"]))
 
-        return self._look(checked(key), ask)
+        return self._look(checked_key(key), ask)
 
     def get_range(self, key: str, start: int, length: int) -> memoryview | None:
         """Return some bytes of an object, fewer where it ends; None if it is not there."""
-        checked(key)
+        checked_key(key)
 
         def ask() -> memoryview:
             if length <= 0:
@@ -110,15 +109,15 @@ class S3Store:
 
     def create(self, key: str, data: bytes) -> str | None:
         """Put an object where none is; None if one is there, or if the store refused two who came at once."""
-        return self._put_if(checked(key), data, "create")
+        return self._put_if(checked_key(key), data, "create")
 
     def swap(self, key: str, data: bytes, version: str) -> str | None:
         """Replace an object if it still has this version; None if it has another one, or is gone."""
-        return self._put_if(checked(key), data, {"e_tag": version})
+        return self._put_if(checked_key(key), data, {"e_tag": version})
 
     def put(self, key: str, data: bytes) -> None:
         """Put an object, whatever was there."""
-        self._call(checked(key), lambda: obstore.put(self._client, key, data, use_multipart=False))
+        self._call(checked_key(key), lambda: obstore.put(self._client, key, data, use_multipart=False))
 
     def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
         """The same for one of any size; returns its bytes. A large one is sent in parts, some at once."""
@@ -134,7 +133,7 @@ class S3Store:
         try:
             obstore.put(
                 self._uploads,
-                checked(key),
+                checked_key(key),
                 chain(first, taken),
                 use_multipart=True,
                 chunk_size=PART_BYTES,
@@ -149,7 +148,7 @@ class S3Store:
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that are not there are passed over."""
         rest = iter(keys)
-        while batch := [checked(key) for key in islice(rest, DELETE_MAX)]:
+        while batch := [checked_key(key) for key in islice(rest, DELETE_MAX)]:
             self._call(batch[0], partial(obstore.delete, self._client, batch))
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectEntry]:

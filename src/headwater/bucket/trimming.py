@@ -9,9 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from headwater.bucket.chain import Chain
-from headwater.bucket.meta import Meta, ObjectSegment, Point
+from headwater.bucket.meta import Meta, ObjectSegment, Point, read_head
 from headwater.bucket.object_place import ObjectPlace
-from headwater.bucket.packed import read_head
 from headwater.format.batch import corrupt
 from headwater.info import DeletedSegment
 from headwater.log.retention_rules import TICKS_PER_MS, Rules, surplus

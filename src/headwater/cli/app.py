@@ -6,15 +6,17 @@ stderr and an exit code; with `--json`, as one JSON object.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import keyword
 import logging
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import click
 from click.exceptions import Exit
@@ -22,6 +24,8 @@ from click.exceptions import Exit
 from headwater import __version__
 from headwater.cli import show
 from headwater.errors import HeadwaterError, out_of_memory
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 SECTIONS = {
     "Topics": ("init", "create", "topics", "info", "delete"),
@@ -235,6 +239,33 @@ def command(*, examples: Sequence[str], **options: Any) -> Callable[[Callable[..
 def group(function: Callable[..., Any]) -> Family:
     """Make a function a family of commands: its docstring is the help, its name the family's."""
     return click.group(function.__name__, cls=Family, context_settings=HELP)(function)
+
+
+def yes_option(function: F) -> F:
+    """Add --yes, for a command that calls `confirm`."""
+    return click.option("--yes", is_flag=True, help="Do not ask for confirmation.")(function)
+
+
+def confirm(ctx: click.Context, question: str, refused: str, *, yes: bool) -> None:
+    """Ask for confirmation on the terminal unless `yes`; exits with `refused` on stderr if the answer is no."""
+    if yes:
+        return
+    if not show.is_terminal(sys.stdin):
+        raise click.UsageError("no terminal to confirm on: give --yes", ctx)
+    if not click.confirm(question, err=True):
+        click.echo(refused, err=True)
+        ctx.exit(FAILED)
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` on Ctrl-C and on SIGTERM while the block runs."""
+    before = [(number, signal.signal(number, lambda *_: stop())) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @click.group(cls=Program, context_settings=HELP)

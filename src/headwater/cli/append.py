@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,15 +17,20 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import NaturalType, PairType, VersionType, data_argument, json_option, topic_argument
-from headwater.cli.lines import read_lines
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
-from headwater.errors import HeadwaterError, Invalid
+from headwater.cli.show import ProgressLine
+from headwater.errors import HeadwaterError, Invalid, TooLarge
 
 if TYPE_CHECKING:
     from headwater.event import Content, Durability, Ref, Refs
     from headwater.format.given import Version as Version_
     from headwater.store import Store
+
+BATCH_BYTES = 4 * 1024 * 1024  # enough to make the cost of a sync for each batch negligible
+BATCH_EVENTS = 50_000
+LINGER_S = 0.02  # how long a batch may wait for more: a sync takes about that long too
+READ_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
 @command(
@@ -114,7 +120,7 @@ def append(
 
 def _check_use(values: Sequence[str], file: str | None, lines: bool) -> None:
     if bool(values) + (file is not None) + lines > 1:
-        raise click.UsageError("VALUE, --file and --lines exclude each other")
+        raise click.UsageError("VALUE, --file and --lines are mutually exclusive")
     if not values and file is None and not lines and show.is_terminal(sys.stdin):
         raise click.UsageError("nothing to append: give a VALUE, --file, or lines on stdin")
 
@@ -124,13 +130,13 @@ def _guard(
 ) -> dict[str, Any]:
     """Return the conditions of a request, as arguments of the library; it has them only if it is one request."""
     if (producer is None) != (seq is None):
-        raise click.UsageError("--producer and --seq belong together")
+        raise click.UsageError("--producer and --seq must be given together")
     if expect is None and producer is None:
         return {}
     if expect is not None and key is None:
         raise click.UsageError("--expect needs --key")
     if not once:
-        raise click.UsageError("--expect and --producer are for VALUEs and --file, not for lines")
+        raise click.UsageError("--expect and --producer cannot be used with lines")
     return {"expected_version": expect, "producer": None if producer is None else (producer, epoch, seq)}
 
 
@@ -303,3 +309,49 @@ def _append_lines(target: AppendTarget, content: Content | None, told: Reference
         message = f"{error.message} ({show.count(told.count, 'event')} appended before that)"
         raise type(error)(message, hint=error.hint, code=error.code, **error.facts) from error
     told.finish(target.topic, time.monotonic() - began)
+
+
+def read_lines(stream: IO[bytes]) -> Iterator[list[bytes]]:
+    """Yield lines without their ends, in lists of those that have arrived; empty lines are left out.
+
+    A fast source fills the lists, and a slow one is not kept waiting. The last line needs no end. Raises TooLarge.
+    """
+    rest = b""
+    for arrived in _arrivals(stream):
+        *lines, rest = (rest + arrived).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            raise TooLarge(
+                f"a line has more than {LINE_BYTES_MAX} bytes",
+                hint="append it with --file",
+                limit="line_bytes_max",
+                maximum=LINE_BYTES_MAX,
+            )
+        found = [line for each in lines if (line := each.removesuffix(b"\r"))]
+        for start in range(0, len(found), BATCH_EVENTS):
+            yield found[start : start + BATCH_EVENTS]
+    if rest := rest.removesuffix(b"\r"):
+        yield [rest]
+
+
+def _arrivals(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the bytes that have arrived, after waiting for the first and a moment for more. Reads the end only once."""
+    read: Any = getattr(stream, "read1", stream.read)
+    while piece := read(READ_BYTES):
+        pieces, size, deadline = [piece], len(piece), time.monotonic() + LINGER_S
+        while piece and size < BATCH_BYTES and _more(stream, deadline - time.monotonic()):
+            piece = read(READ_BYTES)
+            pieces.append(piece)
+            size += len(piece)
+        yield b"".join(pieces)
+        if not piece:
+            return
+
+
+def _more(stream: IO[bytes], wait_s: float) -> bool:
+    """Return whether a read would return at once, with bytes or at the end."""
+    if wait_s <= 0:
+        return False
+    try:
+        return bool(select.select([stream], [], [], wait_s)[0])
+    except (OSError, TypeError, ValueError):  # not a file: all of it is in memory
+        return True

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from headwater.cli import show
-from headwater.cli.app import command
-from headwater.cli.arguments import complete_topic, data_argument, json_option
+from headwater.cli.app import command, on_signals
+from headwater.cli.arguments import Cluster, complete_topic, data_argument, json_option, spark_options
 from headwater.cli.opening import open_log, tell_workers
-from headwater.cli.progress import ProgressLine
-from headwater.cli.spark_options import Cluster, spark_options
+from headwater.cli.show import ProgressLine
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError
@@ -51,11 +48,11 @@ def archive(
 ) -> None:
     """Keep the finished segments of a log as Parquet files, in a directory or a bucket.
 
-    URL is a directory or s3://bucket/prefix; credentials come from the environment. The log remembers it, so it may be
-    left out later. From then on 'headwater retain' deletes only what is archived, and reads go on in the archive where
-    the local disk has dropped the beginning. Without --once it archives segments as they are finished, by any process,
-    until Ctrl-C or SIGTERM. Spark, DuckDB and Polars read the files as tables. 'headwater restore' brings a log back,
-    'headwater check URL' verifies it.
+    URL is a directory or s3://bucket/prefix; credentials come from the environment. The log remembers it, so you can
+    omit it later. From then on, 'headwater retain' deletes only archived segments, and reads of deleted events continue
+    in the archive. Without --once, archives each segment when it is finished, by any process, until Ctrl-C or SIGTERM.
+    Spark, DuckDB and Polars read the files as tables. 'headwater restore' restores a log, 'headwater check URL'
+    verifies the archive.
 
     With --on spark, the same files are written in parallel, and DATA may also be a bucket or a server.
     """
@@ -83,7 +80,7 @@ def _archive_on_spark(
         target = url or hw.archive_url
     if target is None:
         raise click.UsageError(f"{data} was never archived: name a target, as in out/ or s3://bucket/archive")
-    from headwater.spark.parquet.archiving import archive
+    from headwater.spark.archiving import archive
 
     tell_workers(data)
     spark = cluster.started()
@@ -112,18 +109,11 @@ def _show_once(archiver: Archiver, done: list[ArchivedRange], as_json: bool) -> 
 
 
 def _run(archiver: Archiver, stopping: threading.Event, seal: bool, as_json: bool) -> None:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
     reporter = _Reporter(archiver, as_json)
-    try:
+    with on_signals(stopping.set):
         if not as_json:
             show.note(f"archiving to {show.printable(archiver.url)}; press Ctrl-C to stop")
         archiver.run(reporter.archived, reporter.failed, seal=seal)
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 class _Reporter:

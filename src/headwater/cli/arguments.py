@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from headwater import position
 from headwater.cli.opening import complete, server_options
+from headwater.cli.show import ProgressLine
 from headwater.errors import Invalid
 from headwater.position import parse_duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+FORMATS = ("jsonl", "arrow", "arrows", "parquet", "puro")
 POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -47,7 +54,7 @@ class NaturalType(Kind):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if not isinstance(value, int) and not value.isdecimal():
-            self.fail(f"{value!r} is not a number from 0", param, ctx)
+            self.fail(f"{value!r} is not a whole number of 0 or more", param, ctx)
         return int(value)
 
 
@@ -239,6 +246,11 @@ def passed_options(at_least: Any, timeout: float | None) -> dict[str, Any]:
     return {"at_least": at_least, "timeout": timeout}
 
 
+def format_option(function: F) -> F:
+    help = "File format.  [default: by the suffix: .jsonl, .arrow, .arrows (a stream), .parquet or .puro]"
+    return click.option("--format", type=click.Choice(FORMATS), help=help)(function)
+
+
 def json_option(help: str) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
@@ -279,3 +291,60 @@ def retention_of(given: dict[str, Any]) -> Retention:
         "overflow": given["overflow"],
     }
     return cast("Retention", {name: value for name, value in asked.items() if value is not None})
+
+
+class Cluster(NamedTuple):
+    """Where a command runs its jobs."""
+
+    master: str | None
+    memory: str
+    config: dict[str, str]
+
+    def started(self, *, quick: bool = False, **options: Any) -> SparkSession:
+        """Return a session, for those who tell themselves how far they are."""
+        from headwater.spark.session import session
+
+        with ProgressLine("starting Spark") as waiting:
+            waiting.update(0)
+            return session(self.master, memory=self.memory, config=self.config, quick=quick, **options)
+
+    @contextlib.contextmanager
+    def working(self, what: str, *, quick: bool = False, **options: Any) -> Iterator[SparkSession]:
+        """Return a session, and a bar of its tasks with a word for what is done, for a person who waits.
+
+        `quick` is for work of seconds. A session that was there before is left as it was.
+        """
+        from headwater.spark.session import watching_tasks
+
+        spark = self.started(quick=quick, **options)
+        with ProgressLine(f"{what} (tasks)") as waiting, watching_tasks(spark, waiting.update):
+            yield spark
+
+
+def spark_options(function: F) -> F:
+    """Add --master, --memory and --config; the command is given a `cluster`."""
+
+    def gathered(*arguments: Any, master: str | None, memory: str, config: tuple[str, ...], **named: Any) -> Any:
+        settings = dict(_setting(each) for each in config)
+        return function(*arguments, cluster=Cluster(master, memory, settings), **named)
+
+    gathered.__name__, gathered.__doc__ = function.__name__, function.__doc__
+    gathered.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
+    found: Any = gathered
+    found = click.option("--config", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated.")(found)
+    found = click.option("--memory", metavar="SIZE", default="1g", show_default=True, help="Heap of the Spark driver.")(
+        found
+    )
+    return click.option(  # type: ignore[no-any-return]  # it is what was given, with options
+        "--master",
+        metavar="URL",
+        envvar="HEADWATER_MASTER",
+        help="Where Spark runs: local[*] (the default), or a cluster.",
+    )(found)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
+    return key, value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headwater.cli import show
-from headwater.cli.app import FAILED, group
+from headwater.cli.app import confirm, group, yes_option
 from headwater.cli.arguments import json_option
 from headwater.errors import Conflict, NotFound
 
@@ -151,19 +151,14 @@ def revoke(file: Path, name: str, token_id: str) -> None:
 @auth.command(examples=["headwater auth remove users.json shop", "headwater auth remove users.json shop --yes"])
 @file_argument
 @name_argument
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @click.pass_context
 def remove(ctx: click.Context, file: Path, name: str, yes: bool) -> None:
     """Remove the user NAME and all its tokens.
 
     Asks for confirmation; without a terminal, --yes is required. Open streams stay open until they end.
     """
-    if not yes:
-        if not show.is_terminal(sys.stdin):
-            raise click.UsageError("no terminal to confirm on: give --yes", ctx)
-        if not click.confirm(f"Remove user {show.printable(name)}?", err=True):
-            click.echo("nothing was removed", err=True)
-            ctx.exit(FAILED)
+    confirm(ctx, f"Remove user {show.printable(name)}?", "nothing was removed", yes=yes)
     with _changing(file, must_exist=True) as accounts:
         _account(accounts, name, file)
         del accounts[name]
@@ -207,7 +202,7 @@ def _asked_password(ctx: click.Context, ask: bool, from_stdin: bool) -> Password
     from headwater.server.users import Password
 
     if ask and from_stdin:
-        raise click.UsageError("--password and --password-stdin exclude each other", ctx)
+        raise click.UsageError("--password and --password-stdin are mutually exclusive", ctx)
     if not ask and not from_stdin:
         return None
     if ask:

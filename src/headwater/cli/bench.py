@@ -17,7 +17,7 @@ import click
 from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import complete_directory, json_option
-from headwater.cli.progress import ProgressLine
+from headwater.cli.show import ProgressLine
 
 if TYPE_CHECKING:
     from headwater.store import Store

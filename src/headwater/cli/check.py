@@ -11,7 +11,7 @@ from headwater.cli import show
 from headwater.cli.app import FAILED, command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
+from headwater.cli.show import ProgressLine
 
 if TYPE_CHECKING:
     from headwater.log.check_report import CheckReport, Finding
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 def check(ctx: click.Context, data: str, topic: str | None, archive: bool, as_json: bool) -> None:
     """Read every byte and verify every checksum.
 
-    Changes nothing. The exit code is 1 when something is damaged, with the exact range of bytes of each piece. Events
-    that a repair has cut out are noted with their offsets, and not counted; they are no damage any more. What is
-    in an archive is fetched to be verified, so only --archive does that; or give the address of the archive itself.
+    Changes nothing. If something is damaged, prints the exact range of bytes, and the exit code is 1. Events that a
+    repair removed are listed with their offsets, but do not count as damage. The archive of a log is verified only with
+    --archive, because all of it must be fetched; or give the address of the archive itself.
     """
     reports: dict[str, CheckReport] = {}
     with ProgressLine("checking", as_bytes=True, patience_s=0.3) as waiting:
         at_archive = _is_archive(data)
         if at_archive:
-            from headwater.history.archive_check import check_archive_at
+            from headwater.history.check import check_archive_at
 
             reports[data] = check_archive_at(data, topic, progress=waiting.update)
         else:
@@ -73,7 +73,7 @@ def _is_archive(data: str) -> bool:
 
 def _checked_archive(hw: Store, topic: str | None, waiting: ProgressLine) -> CheckReport:
 
-    from headwater.history.archive_check import check_archive_of
+    from headwater.history.check import check_archive_of
 
     return check_archive_of(hw.directory, topic, waiting.update)
 

@@ -104,7 +104,7 @@ def consume(
     COMMAND receives HEADWATER_TOPIC, _PARTITION, _OFFSET, _TYPE, _KEY and _ID in its environment. Ends with Ctrl-C.
     """
     if sum((as_json, raw, program is not None)) > 1:
-        raise click.UsageError("--json, --raw and --exec exclude each other")
+        raise click.UsageError("--json, --raw and --exec are mutually exclusive")
     from headwater.cli.events import Printer
 
     words = _words(program)

@@ -88,5 +88,5 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(127, 160), 0x2028, 0x202
 def wants_table(as_json: bool, as_table: bool) -> bool:
     """Return whether a table is to be printed: if it was asked for, or, unless JSON was, on a terminal."""
     if as_json and as_table:
-        raise click.UsageError("--json and --table exclude each other")
+        raise click.UsageError("--json and --table are mutually exclusive")
     return as_table or (not as_json and show.is_terminal(sys.stdout))

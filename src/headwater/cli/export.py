@@ -13,6 +13,7 @@ from headwater.cli.arguments import (
     SizeType,
     complete_topic,
     data_argument,
+    format_option,
     json_option,
     key_option,
     match_option,
@@ -21,8 +22,7 @@ from headwater.cli.arguments import (
     type_pattern_option,
 )
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
-from headwater.cli.transfer import Summary, format_option
+from headwater.cli.show import ProgressLine, Summary
 from headwater.position import Position
 
 if TYPE_CHECKING:
@@ -76,12 +76,12 @@ def export(
 ) -> None:
     """Write the events of topics to a FILE, or to stdout with -.
 
-    The file appears when it is whole and on disk, in the place of what was there. The events of several partitions come
-    partition after partition. JSON lines and Arrow and Parquet tables hold everything of an event; messages of Puro
-    only topic, key and data. JSON lines and Puro can hold several topics.
+    The file appears, or replaces an earlier one, when it is complete and on disk. Partitions are written one after the
+    other. JSON lines and Arrow and Parquet tables hold every field of an event; Puro messages only topic, key and
+    data. JSON lines and Puro can hold several topics.
 
-    An event above --hold, or that the format cannot hold, ends the export with an error that names it. PLACE is as in
-    'headwater read'.
+    The export fails at an event that is larger than --hold, or that the format cannot hold, and names it. A POSITION is
+    the same as in 'headwater read'.
     """
     from headwater.limits import Limits
 

@@ -10,10 +10,9 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import NaturalType, complete_topic, data_argument, json_option
+from headwater.cli.arguments import NaturalType, complete_topic, data_argument, format_option, json_option
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
-from headwater.cli.transfer import Summary, format_option
+from headwater.cli.show import ProgressLine, Summary
 
 if TYPE_CHECKING:
     from headwater.event import Content
@@ -33,17 +32,21 @@ if TYPE_CHECKING:
 @click.argument("topics", metavar="[TOPIC]", nargs=-1, shell_complete=complete_topic)
 @click.argument("file", metavar="FILE", type=click.Path())
 @format_option
-@click.option("--only", metavar="TOPIC", help="Only events which the file says are of this topic.")
+@click.option("--only", metavar="TOPIC", help="Only events that belong to this topic in the file.")
 @click.option(
-    "--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="What data is where the file does not say."
+    "--content", type=click.Choice(["bytes", "text", "json", "bson"]), help="Content of data if the file does not say."
 )
-@click.option("--partition", type=NaturalType(), metavar="N", help="Choose the partition; else the key does.")
-@click.option("--skip", type=NaturalType(), default=0, metavar="N", help="Leave out the first N: go on after an error.")
-@click.option("--keep-times", is_flag=True, help="Note the time, partition and offset that events had in meta.")
-@click.option("--data-column", metavar="NAME", help="The column of a table that holds the data.")
-@click.option("--key-column", metavar="NAME", help="The column that holds the key.")
-@click.option("--type-column", metavar="NAME", help="The column that holds the type.")
-@json_option("Say what was done as one JSON object.")
+@click.option("--partition", type=NaturalType(), metavar="N", help="Append to this partition.  [default: by the key]")
+@click.option(
+    "--skip", type=NaturalType(), default=0, metavar="N", help="Skip the first N events, to continue after an error."
+)
+@click.option(
+    "--keep-times", is_flag=True, help="Keep the original time, partition and offset in the meta of each event."
+)
+@click.option("--data-column", metavar="NAME", help="Column of a table that holds the data.")
+@click.option("--key-column", metavar="NAME", help="Column that holds the key.")
+@click.option("--type-column", metavar="NAME", help="Column that holds the type.")
+@json_option("Print a summary as one JSON object.")
 def import_(
     data: str,
     topics: tuple[str, ...],
@@ -61,18 +64,18 @@ def import_(
 ) -> None:
     """Append the events of a FILE, or of stdin with -, to a TOPIC.
 
-    Without a TOPIC, each goes to the topic that the file says it is of. Topics, and the directory, are made if need be.
-    Offsets and times are new. All events are on disk when it is done; after an error, those before it are, and it says
-    how many they are.
+    Without a TOPIC, each event goes to the topic that the file names. Topics and the directory are created if they do
+    not exist. Events get new offsets and times. When the command ends, they are on disk; after an error, it prints how
+    many were imported before.
 
-    JSON lines are those of 'headwater export' and 'headwater read --json'; of other lines, 'headwater append' makes
-    events. Tables of Arrow and Parquet have a column data (or value), and key, type, content and meta if they like;
-    with --data-column, only the columns that are named, and key and type, are looked at.
+    JSON lines are those that 'headwater export' and 'headwater read --json' write; for any other lines, use 'headwater
+    append'. Arrow and Parquet tables need a column data (or value), and may have key, type, content and meta. With
+    --data-column, other columns are ignored, except key and type and those you name.
 
     The variant of a Puro file is detected and printed, with the number of its control messages, which are not events.
     """
     if len(topics) > 1:
-        raise click.UsageError("there is one TOPIC, and one FILE")
+        raise click.UsageError("too many arguments: give at most one TOPIC, and one FILE")
     from headwater.transfer.files import format_of
 
     topic = topics[0] if topics else None
@@ -106,4 +109,4 @@ def import_(
             report=found.append,
         )
     where = "in the topics that they name" if topic is None else f"in topic {show.printable(topic)}"
-    summary.print(events, done if file == "-" else source.stat().st_size, where, found=found[0] if found else None)
+    summary.print(events, done if file == "-" else source.stat().st_size, where, puro=found[0] if found else None)

@@ -29,12 +29,12 @@ NUMBERS = (*COLUMNS[1:-1], "archived", "local")
 @json_option("One JSON object.")
 @click.pass_context
 def info(ctx: click.Context, data: str, topic: str | None, as_json: bool) -> None:
-    """Tell what a log holds, partition by partition.
+    """Show the contents of a log, by partition.
 
-    start is the oldest offset, end the one of the next event, durable how far the disk has it for sure. Of a log with
-    an archive, what is before archived is there, and local is the oldest offset that is still on this disk. What
-    recoveries after a crash had to give up is listed too, and where they keep it; and the offsets of events that a
-    repair has cut out, which are lost. A topic that cannot be read is listed with the reason, and the exit code is 1.
+    start is the oldest offset, end the offset of the next event, and durable how far events are known to be on disk. If
+    the log has an archive, events before archived are in it, and local is the oldest offset on this disk. Also lists
+    what recovery after a crash cut off and where it is kept, and the offsets of events that a repair removed. A topic
+    that cannot be read is listed with the reason, and the exit code is 1.
     """
     with open_log(data, mode="existing") as hw:
         described, failed = describe_all(hw) if topic is None else ([hw.describe(topic)], [])

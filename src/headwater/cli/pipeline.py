@@ -1,26 +1,32 @@
-"""`headwater pipeline`: run the pipelines of an application on Spark."""
+"""`headwater pipeline`: run the pipelines of an application on Spark, list them, and show their state."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from headwater.cli import show
-from headwater.cli.app import INTERRUPTED, group
-from headwater.cli.arguments import complete_directory, json_option
-from headwater.cli.opening import server_options, tell_workers
-from headwater.cli.spark_options import Cluster, spark_options
+from headwater.cli.app import FAILED, INTERRUPTED, group, on_signals
+from headwater.cli.arguments import Cluster, complete_directory, json_option, spark_options
+from headwater.cli.opening import open_log, server_options, tell_workers
 from headwater.cli.views import load_app
+from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
     from headwater.spark.pipelines.runs import Status
+    from headwater.store import Store
     from headwater.views.pipeline import Pipeline
+
+
+COLUMNS = ("pipeline", "topics → to", "mode", "state", "lag", "events", "rows", "rate", "last run")
+RIGHT = ("lag", "events", "rows", "rate")
+STYLES = {"running": "green", "failed": "red", "interrupted": "yellow"}
 
 
 @group
@@ -90,24 +96,13 @@ def run(
                 show.done(_ended(status))
 
     tell_workers(data)
-    with cluster.working("pipelines") as spark, _stopping() as stop:
+    stop = threading.Event()  # a stream then ends between two batches, and a batch at once
+    with cluster.working("pipelines") as spark, on_signals(stop.set):
         found = run_all(
             spark, data, app, only, follow=follow, fresh=fresh, checkpoints=checkpoints, stop=stop, told=told
         )
     if any(each.state == "interrupted" for each in found):
         ctx.exit(INTERRUPTED)
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Have SIGINT and SIGTERM set an event: a stream ends between two batches then, and a batch at once."""
-    stop = threading.Event()
-    before = [(number, signal.signal(number, lambda *_: stop.set())) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield stop
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def _ended(status: Status) -> str:
@@ -139,5 +134,76 @@ def _row(each: Pipeline) -> list[show.Cell]:
     return [(each.name, "bold"), ", ".join(each.topics), str(each.target), each.mode, about]
 
 
-# The rest of the family, in a file of its own: it is added to it when it is imported.
-from headwater.cli import pipeline_status  # noqa: E402, F401
+@pipeline.command(
+    examples=[
+        "headwater pipeline status",
+        "headwater pipeline status data --watch",
+        "headwater pipeline status data --json | jq '{name, state, lag}'",
+    ]
+)
+@data_argument
+@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
+@checkpoints_option
+@json_option("One JSON object a line.")
+@click.pass_context
+def status(ctx: click.Context, data: str, watch: bool, checkpoints: str | None, as_json: bool) -> None:
+    """Show the pipelines that have run over a log: progress, rate and errors.
+
+    The lag counts events that a pipeline has not processed. Events and rows are those of the current run, or of the
+    last one. A pipeline is running, idle, failed or interrupted (killed, or stopped before its end). If one has failed,
+    the exit code is 1.
+    """
+    with open_log(data, mode="existing") as hw:
+        found = _look(hw, data, checkpoints)
+        if watch:
+            show.watch(lambda: _look(hw, data, checkpoints), _print, _drawn, as_json=as_json)
+            return
+        _print(found, as_json)
+        if not found:
+            show.note("no pipeline has run yet — headwater pipeline run MODULE")
+    if any(each.state == "failed" for each in found):
+        ctx.exit(FAILED)
+
+
+def _look(hw: Store, data: str, checkpoints: str | None) -> list[Status]:
+    from headwater.spark.pipelines import runs
+    from headwater.spark.pipelines.frames import lag
+
+    found = runs.statuses(runs.root_of(data, checkpoints))
+    for each in found:
+        with contextlib.suppress(HeadwaterError):  # a topic that cannot be read hides nothing else
+            each.lag = lag(hw, each)
+    return found
+
+
+def _print(found: Sequence[Status], as_json: bool) -> None:
+    if as_json:
+        for each in found:
+            click.echo(show.json_line(msgspec.to_builtins(each)))
+    elif found:
+        show.console().print(_drawn(found))
+
+
+def _drawn(found: Sequence[Status]) -> Any:
+    """Return the table, and the errors below it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    wrong = [Text.assemble((f"{show.printable(each.name)}: ", "red"), each.error) for each in found if each.error]
+    table = show.drawn(COLUMNS, [_status_row(each) for each in found], right=RIGHT)
+    return Group(table, *([Text(), *wrong] if wrong else []))
+
+
+def _status_row(each: Status) -> Sequence[show.Cell]:
+    began = show.ago(datetime.fromisoformat(each.began)) if each.began else ""
+    return [
+        (each.name, "bold"),
+        show.printable(f"{', '.join(each.topics)} → {each.to}"),
+        each.mode,
+        (each.state, STYLES.get(each.state, "")),
+        "?" if each.lag is None else (show.number(each.lag), "yellow" if each.lag else "green"),
+        show.number(each.events),
+        show.number(each.rows),
+        f"{each.rate:,.0f}/s" if each.rate else "",
+        f"{began}, {each.seconds:.1f} s",
+    ]

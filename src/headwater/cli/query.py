@@ -77,7 +77,7 @@ def query(
         found: Any
         if loaded is not None and name in loaded.queries:
             _refuse(asked, name)
-            from headwater.views.answering import ask
+            from headwater.views.query_server import ask
 
             found = ask(loaded, hw, name, _arguments(given))  # a server has what queries use
         elif is_server(data) and (given or name not in hw.binders()):

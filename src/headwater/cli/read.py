@@ -83,7 +83,7 @@ def read(
     key that is not UTF-8 as key_base64, and an event above 10 MiB only as data_bytes, its size: fetch it with --output.
     """
     if sum((as_json, raw, output is not None)) > 1:
-        raise click.UsageError("--json, --raw and --output exclude each other")
+        raise click.UsageError("--json, --raw and --output are mutually exclusive")
     from headwater.cli.events import Printer
 
     with open_log(data, mode="existing") as hw:

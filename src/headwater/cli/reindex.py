@@ -8,7 +8,7 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import data_argument, json_option, optional_topic_argument
 from headwater.cli.opening import open_log
-from headwater.cli.progress import ProgressLine
+from headwater.cli.show import ProgressLine
 
 
 @command(examples=["headwater reindex data", "headwater reindex data orders"])

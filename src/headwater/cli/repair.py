@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @json_option("One JSON object a line, for each step.")
 @click.pass_context
 def repair(ctx: click.Context, data: str, topic: str | None, apply: bool, as_json: bool) -> None:
-    """Show what a damaged log needs, and do it with --apply.
+    """Show how to repair a damaged log; with --apply, repair it.
 
-    Nothing is thrown away: what is cut is kept beside the log, and the command says where. The exit code is 0 when
-    nothing is left to do, else 1.
+    Nothing is thrown away: removed bytes are kept beside the log, and the command prints where. The exit code is 0 if
+    nothing is left to do, and 1 otherwise.
     """
     with open_log(data, mode="existing") as hw:
         actions = hw.repair(topic, apply=apply)

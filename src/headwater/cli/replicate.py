@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headwater.cli import show
-from headwater.cli.app import command
+from headwater.cli.app import command, on_signals
 from headwater.cli.arguments import complete_directory, data_argument, json_option
 from headwater.cli.opening import credentials, directory_of
 
@@ -57,7 +56,7 @@ def replicate(
     with (
         _shown(as_json) as told,
         replicator(source, path, topics or None, delete, restart, told, DEFAULTS, credentials(source)) as copying,
-        _until_signalled(copying.stop),
+        on_signals(copying.stop),
     ):
         info = copying.run(once=once)
     if not as_json:
@@ -69,19 +68,8 @@ def replicate(
 
 
 @contextlib.contextmanager
-def _until_signalled(stop: Callable[[], None]) -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM end it where it can be ended."""
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def _shown(as_json: bool) -> Iterator[Callable[[ReplicaInfo], None]]:
-    """What tells how it is: on a terminal a table, elsewhere a line when something has changed."""
+    """Yield a function that shows the state: on a terminal a table, elsewhere a line when something has changed."""
     from headwater.cli.replica import drawn, told
 
     console = show.console()

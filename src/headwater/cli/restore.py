@@ -11,7 +11,7 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import NaturalType, PositionType, complete_directory, json_option
 from headwater.cli.opening import directory_of
-from headwater.cli.progress import ProgressLine
+from headwater.cli.show import ProgressLine
 
 COLUMNS = ("topic", "partition", "offsets", "events", "fetched")
 
@@ -43,14 +43,14 @@ def restore(
     to_time: Any,
     as_json: bool,
 ) -> None:
-    """Make a new log directory of what an archive holds.
+    """Create a log directory from an archive.
 
-    The same topics, offsets, times and ids, whole or up to an offset or a time, which are not included. Everything that
-    is fetched is verified. DATA appears when all of it is there; if it is interrupted, the same command goes on.
-    Consumers and documents are not archived: consumers start again, projections are rebuilt.
+    Restores the same topics, offsets, times and ids, all or up to an offset or a time, which is not included. All files
+    are verified. DATA appears when it is complete; after an interruption, run the command again: it continues.
+    Consumers and documents are not archived: consumers start over, and projections are rebuilt.
     """
     if to is not None and to_time is not None:
-        raise click.UsageError("--to and --to-time exclude each other")
+        raise click.UsageError("--to and --to-time are mutually exclusive")
     if to_time is not None and not isinstance(to_time, datetime):
         raise click.UsageError("--to-time takes a time")
     if partition is not None and to is None:

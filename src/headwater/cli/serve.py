@@ -99,9 +99,9 @@ def serve(
         heartbeat_s=heartbeat,
     )
     if auth is not None and access is not None:
-        raise click.UsageError("--auth and --access cannot be given together")
+        raise click.UsageError("--auth and --access are mutually exclusive")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
-        raise click.UsageError("--tls-cert and --tls-key are needed, both")
+        raise click.UsageError("--tls-cert and --tls-key must be given together")
     address = ListenAddress.parse(http)
     run(
         directory_of(data),

@@ -1,24 +1,37 @@
-"""Formats numbers, sizes, times, tables and errors: on a terminal for people, elsewhere for programs.
+"""Formats numbers, sizes, times, tables and progress: for people on a terminal, for programs elsewhere.
 
-Elsewhere means: no colours and nothing shortened.
+Elsewhere, nothing is coloured or shortened, and no progress is shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
+    from headwater.format.puro_blocks import PuroFile
+
+
+T = TypeVar("T")
+
 Cell = str | tuple[str, str]
+"""Text, or text and its style."""
 
 WIDE = 240  # columns of a table that goes to a file or a program
+PATIENCE_S = 1.0  # progress is shown after this time: quick work needs no explanation
+WATCH_S = 1.0  # between two refreshes
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 AGES = ((60, "s", 1), (3600, "min", 60), (86_400, "h", 3600), (float("inf"), "d", 86_400))
 
@@ -131,7 +144,7 @@ def note(text: str) -> None:
 
 
 def done(text: str) -> None:
-    """That something was done."""
+    """Print that something was done."""
     click.echo(f"{click.style('✓', fg='green', bold=True)} {text}")
 
 
@@ -145,3 +158,94 @@ def json_line(told: Any) -> str:
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {text}", err=True)
+
+
+def watch(
+    look: Callable[[], T], write: Callable[[T, bool], None], draw: Callable[[T], RenderableType], *, as_json: bool
+) -> None:
+    """Show what `look` returns every second until Ctrl-C: on a terminal drawn in place, elsewhere written again."""
+    from rich.live import Live
+
+    screen = console()
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json or not screen.is_terminal:
+            while True:
+                write(look(), as_json)
+                time.sleep(WATCH_S)
+        with Live(console=screen, auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(draw(look()), refresh=True)
+                time.sleep(WATCH_S)
+
+
+class ProgressLine:
+    """A line on stderr with a count, and a bar when the total is known; removed when the work is done."""
+
+    def __init__(self, what: str, *, as_bytes: bool = False, patience_s: float = PATIENCE_S) -> None:
+        self._what = what
+        self._as_bytes = as_bytes
+        self._show_at = time.monotonic() + patience_s
+        self._visible = is_terminal(sys.stderr)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def update(self, done: int, total: int | None = None) -> None:
+        """Show how much is done, and the total if it is known."""
+        if not self._visible or (self._progress is None and time.monotonic() < self._show_at):
+            return
+        if self._progress is None:
+            self._begin()
+        assert self._progress is not None
+        assert self._task is not None
+        told = size(done) if self._as_bytes else number(done)
+        if total is not None:
+            told += f" of {size(total) if self._as_bytes else number(total)}"
+        self._progress.update(self._task, completed=done, total=total, told=told)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _begin(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            console=console(err=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task(self._what, total=None, told="")
+        self._progress.start()
+
+
+class Summary:
+    """The summary of an import or export: how much was done, and how fast."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._began = time.monotonic()
+
+    def print(self, events: int, bytes_: int, what: str, *, err: bool = False, puro: PuroFile | None = None) -> None:
+        seconds = time.monotonic() - self._began
+        rate = events / seconds if seconds > 0 else 0.0
+        if self._as_json:
+            fields: dict[str, Any] = {"events": events, "bytes": bytes_, "seconds": round(seconds, 3)}
+            fields |= {"events_per_second": round(rate)} | ({"puro": asdict(puro)} if puro else {})
+            click.echo(json_line(fields), err=err)
+            return
+        if puro:
+            click.echo(str(puro), err=err)
+        line = f"{count(events, 'event')} {what}, {size(bytes_)}, {seconds:.1f} s, {rate:,.0f} events/s"
+        if err:
+            note(line)
+        else:
+            done(line)

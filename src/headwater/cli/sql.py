@@ -10,9 +10,8 @@ import click
 
 from headwater.cli import show
 from headwater.cli.app import command
-from headwater.cli.arguments import NaturalType, data_argument, json_option
+from headwater.cli.arguments import Cluster, NaturalType, data_argument, json_option, spark_options
 from headwater.cli.opening import tell_workers
-from headwater.cli.spark_options import Cluster, spark_options
 from headwater.errors import Invalid
 
 if TYPE_CHECKING:
@@ -76,15 +75,15 @@ def sql(
     as_json: bool,
     cluster: Cluster,
 ) -> None:
-    """Run a QUERY of SQL on Spark: topics and binders are its tables. With -, the query is read from stdin.
+    """Run a SQL QUERY on Spark, with topics and binders as tables. With -, the query is read from stdin.
 
-    A topic has the columns topic, partition, offset, time, id, type, key, data and meta, also data_bytes, ticks and
-    content for who names them, and the fields of JSON or BSON data: those of a sample, unless --schema gives them. A
-    field that is called as a column is `data.type`. A binder has _id and the fields of its documents. Names with dots
-    or dashes stand within backticks.
+    A topic has the columns topic, partition, offset, time, id, type, key, data and meta, and the fields of its JSON or
+    BSON data, which are inferred from a sample unless --schema gives them. Columns data_bytes, ticks and content are
+    there if the query names them. A field with the name of a column is `data.type`. A binder has _id and the fields of
+    its documents. Put names with dots or dashes in backticks.
 
-    Times are in UTC. Bytes are text where they can be, and \\x with hexadecimal digits where not. The result goes
-    through this process: what is larger than its --memory is the work of a pipeline.
+    Times are in UTC. Bytes are shown as text if they are UTF-8, and otherwise as \\x and hexadecimal digits. The
+    result must fit in --memory; for larger results, use a pipeline.
     """
     chosen = _format(format, output, as_json)
     text = sys.stdin.read() if query == "-" else query
@@ -93,7 +92,7 @@ def sql(
         limit = TABLE_ROWS
     tell_workers(data)
     with cluster.working("sql", quick=True) as spark:
-        from headwater.spark.querying.sql import sql
+        from headwater.spark.sql_queries import sql
 
         found = sql(spark, data, text, schemas=given)
         result = _collected(found, limit)
@@ -105,7 +104,7 @@ def sql(
 
 def _format(format: Format | None, output: str | None, as_json: bool) -> Format:
     if as_json and format not in (None, "json"):
-        raise click.UsageError(f"--json and --format {format} exclude each other")
+        raise click.UsageError(f"--json and --format {format} are mutually exclusive")
     if as_json or format is not None:
         return format or "json"
     if output is not None:
@@ -129,7 +128,7 @@ def _collected(found: DataFrame, limit: int | None) -> pa.Table:
     """Return the rows, and one more than the limit if there is one. Raises our errors in place of Spark's."""
     from pyspark.errors import PySparkException
 
-    from headwater.spark.querying import failures
+    from headwater.spark import failures
 
     with failures.quiet():
         try:

@@ -10,10 +10,9 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from headwater.bucket.object_store import ObjectStore
-from headwater.consumers.bucket_coordinator import BucketCoordinator
-from headwater.consumers.consumers import check_name, consumer_not_found
 from headwater.consumers.coordinated_leases import CoordinatedLeases, Memory
-from headwater.consumers.coordinator import Coordinator, CursorRecord, CursorVersion, SharedCursors
+from headwater.consumers.coordinator import BucketCoordinator, Coordinator, CursorRecord, CursorVersion, SharedCursors
+from headwater.consumers.leases import check_name, consumer_not_found
 from headwater.disk.disk import Clock
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
 from headwater.format.settings import TopicRecord
@@ -30,7 +29,7 @@ class CoordinatedConsumers:
     def __init__(
         self, coordinator: Coordinator, clock: Clock, limits: Limits, topic_of: Callable[[str], TopicRecord]
     ) -> None:
-        """`topic_of` tells which topic has a name now; raises NotFound."""
+        """`topic_of` returns the topic that has a name now; raises NotFound."""
         self._coordinator = coordinator
         self._clock = clock
         self._limits = limits
@@ -77,7 +76,7 @@ class CoordinatedConsumers:
     def infos(self, topic: TopicRecord, logs: Sequence[Log]) -> list[ConsumerInfo]:
         """Return all consumers of a topic, partition by partition.
 
-        Whether an owner still lives cannot be told by one look; `lease_ms` is known of members of this process only.
+        One look cannot find out whether an owner still lives; `lease_ms` is known of members of this process only.
         """
         found = []
         ends = [log.end() for log in logs]

@@ -1,8 +1,8 @@
 """Leases in records that are swapped: in a bucket, or in DynamoDB (docs/decisions/0022).
 
-No two clocks are compared. An owner believes in its lease for `lease_ms` from before it sent the last swap; a contender
+No two clocks are compared. An owner relies on its lease for `lease_ms` from before it sent the last swap; a contender
 takes the record when it has not changed for `lease_ms` by its own clock, counted from after it first saw it so. A
-commit and a renewal are the same swap of the same record, under owner and fence: who was replaced can do neither.
+commit and a renewal are the same swap of the same record, under owner and fence: a replaced member can do neither.
 
 Requests cost money here, so what this member wrote is remembered, and others are watched only while there may be
 something to take.
@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 
 class LeaseSighting(msgspec.Struct, frozen=True):
-    """What was seen of a record or of a member, and since when it has not changed, by our own clock."""
+    """The last state seen of a record or a member, and since when it has not changed, by our own clock."""
 
     mark: str
     since_s: float
 
 
 class Memory:
-    """What was seen of one consumer's records. It outlives members: a new one need not watch from the beginning."""
+    """The records of one consumer as last seen. It outlives members: a new one need not watch from the beginning."""
 
     def __init__(self) -> None:
         self.records: dict[int, LeaseSighting] = {}
 
     def unchanged_s(self, partition: int, version: str, now_s: float) -> float:
-        """For how many seconds a record has had this version, as far as was seen."""
+        """Return for how many seconds a record has had this version, as far as was seen."""
         seen = self.records.get(partition)
         if seen is None or seen.mark != version:
             seen = self.records[partition] = LeaseSighting(version, now_s)
@@ -148,7 +148,7 @@ class CoordinatedLeases:
     def peek(self, partitions: Iterable[int]) -> dict[int, LeaseState]:
         """Return where the consumer is in some partitions.
 
-        What this member holds is not asked for: its next renewal tells.
+        What this member holds is not read: its next renewal finds out.
         """
         numbers = list(partitions)
         now_s = self._clock.monotonic()
@@ -162,7 +162,7 @@ class CoordinatedLeases:
         return found | {number: _standing(kept.record) for number, kept in zip(others, read, strict=True) if kept}
 
     def busy(self, partitions: Iterable[int]) -> set[int]:
-        """Those of some partitions that others hold, and of which a change was seen: somebody lives who reads there."""
+        """Return those of some partitions that others hold and that changed: a live member reads them."""
         with self._mutex:
             found: set[int] = set()
             for number in partitions:
@@ -183,7 +183,7 @@ class CoordinatedLeases:
         self._mine.pop(partition, None)
 
     def left_ms(self, partition: int, fence: int) -> int:
-        """For how long this member believes that it holds a partition; 0 if it does not."""
+        """Return for how many milliseconds this member surely holds a partition; 0 if it does not."""
         mine = self._mine.get(partition)
         if mine is None or mine.kept.record.fence != fence:
             return 0
@@ -192,7 +192,7 @@ class CoordinatedLeases:
     # Under the mutex
 
     def _until_s(self, partitions: Sequence[int]) -> float:
-        """Until when all of these are held; what another process moved just now is not."""
+        """Return until when all of these are held; what another process moved just now is not."""
         mine = [self._mine.get(number) for number in partitions]
         until_s = [each.until_s if each is not None else 0.0 for each in mine]
         return min(until_s, default=self._clock.monotonic() + self._lease_s)
@@ -332,10 +332,10 @@ def _further(each: Progress, **changes: object) -> Callable[[CursorRecord], Curs
     """Return the change of a record by this progress. A cursor never goes back."""
 
     def change(record: CursorRecord) -> CursorRecord:
-        told: dict[str, object] = {"reached": max(each.reached, record.reached)}
+        further: dict[str, object] = {"reached": max(each.reached, record.reached)}
         if each.cursor >= record.cursor:
-            told |= {"cursor": each.cursor, "failing": each.failing, "failures": each.failures}
-        return structs.replace(record, **(told | changes))
+            further |= {"cursor": each.cursor, "failing": each.failing, "failures": each.failures}
+        return structs.replace(record, **(further | changes))
 
     return change
 

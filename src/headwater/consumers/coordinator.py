@@ -1,25 +1,33 @@
-"""Where consumers keep their cursors when there is no file to lock: records that are created once, then only swapped.
+"""Cursors, leases and members of consumers in records that are created once and then only swapped.
 
-`bucket/coordinator.py` keeps them in the bucket itself, `dynamodb.py` in a table. No clock of any machine is compared
-with another's: whoever wants a lease watches by its own clock whether the record changes. Safe from any thread and
-machine.
+`SharedCursors` and `Coordinator` are the protocols of such a place. `BucketCoordinator` keeps the records in the bucket
+itself (docs/BUCKET.md, "Consumers"), `dynamodb.py` in a table. Of two members that swap a record, one wins. The clocks
+of two machines are never compared: a contender watches by its own clock whether the record changes. A member's sign of
+life in a bucket is a small object that only it writes; its time of change decides how partitions are shared, never
+which member owns one. Safe from any thread and machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote
 
 import msgspec
 
+from headwater.bucket.object_place import prefix_of
+from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.records import Records
+from headwater.disk.disk import Clock
+from headwater.format import names
 from headwater.format.settings import TopicRecord
 
 
 class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The cursor of one partition, and its lease.
 
-    `owner` is who took it last, empty if it was given back; with `lease_ms` 0 it is free. `beat` grows with every
-    write. `reached`, `failing` and `failures` are as in a directory: how far events were handed out, and what failed.
+    `owner` is the member that took it last, empty if it was released; with `lease_ms` 0 it is free. `beat` grows with
+    every write. `reached`, `failing` and `failures`: how far events were handed out, and what failed.
     """
 
     cursor: int
@@ -56,7 +64,7 @@ class Sign(NamedTuple):
 
 
 class SharedCursors(Protocol):
-    """What is kept of one consumer of one topic: a record for each partition, and signs of life of its members."""
+    """One consumer of one topic: a record for each partition, and signs of life of its members."""
 
     @property
     def url(self) -> str:
@@ -84,7 +92,7 @@ class SharedCursors(Protocol):
         """Give a sign of life."""
 
     def signs(self) -> dict[str, Sign]:
-        """Return the last sign of each member, also of those who died, in the order of their names."""
+        """Return the last sign of each member, also of those that died, in the order of their names."""
 
     def leave(self, members: Iterable[str]) -> None:
         """Forget members."""
@@ -97,7 +105,94 @@ class Coordinator(Protocol):
         """Return the names of all consumers of a topic, sorted."""
 
     def consumer(self, topic: TopicRecord, name: str) -> SharedCursors:
-        """Return what is kept of one, if it is there. Asks nothing of the network."""
+        """Return the cursors of a consumer, which need not exist. Sends no request."""
 
     def close(self) -> None:
         """Release connections. May be called twice."""
+
+
+class BucketCoordinator:
+    """All consumers of the topics in a store."""
+
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store = store
+        self._records = Records(store, clock, CursorRecord)
+
+    def names(self, topic: TopicRecord) -> list[str]:
+        """Return the names of all consumers of a topic, sorted."""
+        prefix = f"{prefix_of(topic)}consumers/"
+        # Not by its folders: one may be named for a while when what was in it is deleted.
+        return sorted({unquote(each.key.removeprefix(prefix).partition("/")[0]) for each in self._store.list(prefix)})
+
+    def consumer(self, topic: TopicRecord, name: str) -> BucketCursors:
+        """Return the cursors of a consumer."""
+        prefix, folder = prefix_of(topic), names.directory_of(name)
+        return BucketCursors(self._store, self._records, f"{prefix}consumers/{folder}/", f"{prefix}members/{folder}/")
+
+    def close(self) -> None:
+        """Do nothing: the store is closed where it was opened."""
+
+
+class BucketCursors:
+    """The cursors of one consumer of one topic."""
+
+    def __init__(self, store: ObjectStore, records: Records[CursorRecord], cursors: str, members: str) -> None:
+        self._store = store
+        self._records = records
+        self._cursors = cursors
+        self._members = members
+        self._signs = 0
+
+    @property
+    def url(self) -> str:
+        """Return where the records are."""
+        return f"{self._store.url}/{self._cursors}"
+
+    def partitions(self) -> set[int]:
+        """Return those that have a record."""
+        found = (listed.key.removeprefix(self._cursors) for listed in self._store.list(self._cursors))
+        return {int(name) for name in found if name.isascii() and name.isdecimal()}
+
+    def read(self, partition: int) -> CursorVersion | None:
+        """Return the record; None if there is none."""
+        found = self._records.read(self._key(partition))
+        return None if found is None else CursorVersion(*found)
+
+    def create(self, partition: int, record: CursorRecord) -> None:
+        """Put a record where none is; one that is there stays."""
+        self._records.create(self._key(partition), record)
+
+    def swap(self, partition: int, record: CursorRecord, version: str) -> str | None:
+        """Replace a record that was found with this version; None if it has changed."""
+        return self._records.swap(self._key(partition), record, version)
+
+    def delete(self) -> None:
+        """Delete all records, and the signs of members."""
+        self._store.delete([listed.key for listed in self._store.list(self._cursors)])
+        self._store.delete([listed.key for listed in self._store.list(self._members)])
+
+    def sign(self, member: str, lease_ms: int) -> None:
+        """Give a sign of life: its key has the lease, so that others only need to list.
+
+        The size changes each time, as stores give times in whole seconds.
+        """
+        self._signs += 1
+        self._store.put(f"{self._members}{member}-{lease_ms}", b"alive\n" + b"." * (self._signs % 2))
+
+    def signs(self) -> dict[str, Sign]:
+        """Return the last sign of each member."""
+        found = {}
+        for listed in self._store.list(self._members):
+            member, _, lease_ms = listed.key.removeprefix(self._members).partition("-")
+            if lease_ms.isascii() and lease_ms.isdecimal():
+                found[member] = Sign(f"{listed.modified.isoformat()} {listed.size}", int(lease_ms))
+        return found
+
+    def leave(self, members: Iterable[str]) -> None:
+        """Forget members."""
+        leaving = set(members)
+        listed = (each.key for each in self._store.list(self._members))
+        self._store.delete([key for key in listed if key.removeprefix(self._members).partition("-")[0] in leaving])
+
+    def _key(self, partition: int) -> str:
+        return f"{self._cursors}{partition}"

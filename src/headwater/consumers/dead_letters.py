@@ -1,7 +1,7 @@
 """Events that could not be handled: moved to `<topic>.dead` with the error, and brought back from there.
 
-A dead event keeps type, key, data, content and meta; what became of it is told in its meta, under names that begin
-with `dead_`.
+A dead event keeps type, key, data, content and meta; its meta says what became of it, under names that begin with
+`dead_`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def set_aside(backend: LogBackend[Any], consumer: LogConsumer, event: Event, err
     """Append an event to the dead ones and move the cursor past it, in one transaction.
 
     One that is huge, or has older ones before it that are not acked, and all where transactions cannot ack, is appended
-    first: who dies before its ack is stored sets it aside again.
+    first: a process that dies before its ack is stored sets it aside again.
     """
     topic = event.topic + SUFFIX
-    told = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
+    text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
     meta = {
-        PREFIX + "error": told[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode(),
+        PREFIX + "error": text[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode(),
         PREFIX + "topic": event.topic,
         PREFIX + "partition": str(event.partition),
         PREFIX + "offset": str(event.offset),

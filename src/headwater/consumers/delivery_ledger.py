@@ -172,13 +172,15 @@ class DeliveryLedger:
         return True
 
     def ack_to(self, offset: int) -> bool:
-        """Take all that was handed out up to an event, and it, as handled; False if it was not handed out."""
+        """Take all that was handed out up to an event, and it, as handled; False, and nothing, if it was not."""
+        if not self.acked(offset):
+            return False
         for waiting in list(self.waiting):
             if waiting > offset:
                 break
             self.waiting.pop(waiting, None)
         self.settle()
-        return self.acked(offset)
+        return True
 
     def settle(self) -> None:
         """Forget failures of what was acked."""
@@ -199,10 +201,18 @@ class DeliveryLedger:
         if event.offset not in self.waiting:
             return 0
         self.failures[event.offset] = self.failures.get(event.offset, 0) + 1
-        if event.offset not in map(_by_offset, self.again):
-            insort(self.again, event, key=_by_offset)
+        self.bring_back(event)
         self.retry_s = max(self.retry_s, retry_s)
         return self.failures[event.offset]
+
+    def bring_back(self, event: Event) -> None:
+        """Hand out an event again, unless it was acked."""
+        if event.offset in self.waiting and event.offset not in map(_by_offset, self.again):
+            insort(self.again, event, key=_by_offset)
+
+    def keep_back(self, event: Event) -> None:
+        """Do not hand out an event again that failed."""
+        self.again = [each for each in self.again if each.offset != event.offset]
 
     def failing(self) -> tuple[int, int]:
         """Return the event at the cursor and how often it has failed."""

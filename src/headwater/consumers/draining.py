@@ -1,15 +1,17 @@
-"""Draining a topic for one consumer and going again: for a function that is woken when there is something to do.
+"""Draining: hand what waits for a consumer to a handler, commit, and release everything, on every backend.
 
-Whoever drains is a guest: it takes what is free and behind, hands all of it to a handler, commits and gives everything
-back. Nothing is left behind in silence: what is waiting is looked for after everything was given back. So of two who
-drain at once, the one that looks last sees what the other one had just missed.
+For a function that is woken when there is something to do. `LogVisit` joins as a guest: it takes the partitions that
+are free and behind, and is not counted among the members. `RemoteVisit` (remote_consumer.py) joins as a member, and
+waits for the partitions of others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from headwater.backend import DrainVisit
 from headwater.consumers.leases import Leases
 from headwater.consumers.log_consumer import LogConsumer
 from headwater.disk.disk import Clock
@@ -19,67 +21,62 @@ from headwater.info import DrainResult
 from headwater.log.log import Log
 
 
-def drain(
-    join: Callable[[Leases], LogConsumer],
-    leases: Leases,
-    logs: Sequence[Log],
-    handler: Callable[[Event], object],
-    seconds: float | None,
-    clock: Clock,
-) -> DrainResult:
-    """Hand the events of these logs to `handler` until the consumer has caught up, or the time is over.
-
-    Without `seconds`, caught up means: with what was there at the call. With them, it looks again when it is there.
-    """
-    until_s = math.inf if seconds is None else clock.monotonic() + seconds
-    handled = 0
-    behind = _behind(leases, logs)
-    if not behind:
+def drain(visit: DrainVisit, handler: Callable[[Event], object], seconds: float | None) -> DrainResult:
+    """Hand events to `handler` until the consumer has caught up, or the time is over."""
+    until_s = math.inf if seconds is None else visit.monotonic() + seconds
+    if not visit.behind():
         return DrainResult(0, False)
-    with join(leases) as consumer:
-        while behind:
-            some = _handle(consumer, behind, handler, until_s, clock)
-            handled += some
-            if seconds is None or not some or clock.monotonic() >= until_s:
-                break
-            places = consumer.places
-            ends = _ends([log for log in logs if log.partition in places])
-            behind = {number: end for number, end in ends.items() if end > places[number]}
-    # After everything was given back: what came before that, this look finds; what comes later finds it free.
-    return DrainResult(handled, bool(_behind(leases, logs)))
-
-
-def _handle(
-    consumer: LogConsumer, ends: dict[int, int], handler: Callable[[Event], object], until_s: float, clock: Clock
-) -> int:
-    """Handle events up to these ends; returns how many."""
     handled = 0
-    for event in consumer.catch_up(ends, until_s):
-        if clock.monotonic() >= until_s:  # it was not handled, and comes again
-            break
-        try:
-            handler(event)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the event
-            failed: Exception | None = error
-        else:
-            failed = None
-        try:
-            if failed is not None:
-                consumer.fail(event, failed)
-            else:
-                consumer.ack(event)
-                handled += 1
-        except Fenced:  # another process has it now
-            continue
-    return handled
+    with visit.join() as consumer:
+        for event in visit.events(until_s):
+            if visit.monotonic() >= until_s:
+                break  # it was not handled, and is delivered again
+            with contextlib.suppress(Fenced):  # another process has it now
+                handled += consumer.handle(event, handler)
+    # After everything was released: this look finds what came before that, and what comes later finds it free. So of
+    # two that drain at once, the one that looks last sees what the other one had just missed.
+    return DrainResult(handled, visit.behind())
+
+
+class LogVisit:
+    """A guest of a consumer in a directory or a bucket."""
+
+    def __init__(
+        self, join: Callable[[Leases], LogConsumer], leases: Leases, logs: Sequence[Log], clock: Clock
+    ) -> None:
+        self.monotonic = clock.monotonic
+        self._join = join
+        self._leases = leases
+        self._logs = logs
+        self._consumer: LogConsumer | None = None
+        self._behind: dict[int, int] = {}  # the partitions in which something waits, with their ends
+
+    def behind(self) -> bool:
+        """Return whether events wait; a partition whose cursor cannot be read counts as one in which they do."""
+        stored = self._leases.peek([log.partition for log in self._logs])
+        ends = _ends(self._logs)
+        self._behind = {n: end for n, end in ends.items() if n not in stored or stored[n].cursor < end}
+        return bool(self._behind)
+
+    def join(self) -> LogConsumer:
+        self._consumer = self._join(self._leases)
+        return self._consumer
+
+    def events(self, until_s: float) -> Iterator[Event]:
+        """Yield the events that wait. With a time to end, look again after each round that brought some."""
+        consumer, behind = self._consumer, self._behind
+        assert consumer is not None, "it was joined"
+        while behind:
+            some = False
+            for event in consumer.catch_up(behind, until_s):
+                some = True
+                yield event
+            if until_s == math.inf or not some or self.monotonic() >= until_s:
+                return
+            places = consumer.places
+            ends = _ends([log for log in self._logs if log.partition in places])
+            behind = {number: end for number, end in ends.items() if end > places[number]}
 
 
 def _ends(logs: Sequence[Log]) -> dict[int, int]:
     return {log.partition: log.end() for log in logs}
-
-
-def _behind(leases: Leases, logs: Sequence[Log]) -> dict[int, int]:
-    """Return the partitions in which something waits, and their ends. One whose cursor cannot be read is among them."""
-    stored = leases.peek([log.partition for log in logs])
-    ends = _ends(logs)
-    return {number: end for number, end in ends.items() if number not in stored or stored[number].cursor < end}

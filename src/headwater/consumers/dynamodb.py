@@ -2,8 +2,8 @@
 
 The table has the key `consumer` and the sort key `part`, both strings. Items of a consumer: `cursor/<partition>`, which
 is replaced only where its nonce and its fence are those that were seen, and whose offset grows under one fence; and
-`member/<id>`, whose beat grows with each sign of life. Which consumers a topic has is told by items `name/<name>` of
-the topic itself. `expires` is for people, and for DynamoDB's own deletion of members that died; nobody here reads it.
+`member/<id>`, whose beat grows with each sign of life. Items `name/<name>` of the topic itself list its
+consumers. `expires` is for people, and for DynamoDB's own deletion of members that died; it is never read here.
 
 Credentials come by the usual chain of boto3. Safe from any thread.
 """
@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import structs
 
-from headwater.bucket.endpoints import is_plain
+from headwater.bucket.opening import is_plain
 from headwater.consumers.coordinator import CursorRecord, CursorVersion, Sign
 from headwater.disk.disk import Clock
 from headwater.errors import Denied, Invalid, NotFound, Unavailable, Unsupported
@@ -56,7 +56,7 @@ class DynamoCoordinator:
         return sorted(item["part"]["S"].removeprefix("name/") for item in self.query(topic.uuid, "name/"))
 
     def consumer(self, topic: TopicRecord, name: str) -> DynamoCursors:
-        """Return what is kept of one."""
+        """Return the cursors of a consumer."""
         return DynamoCursors(self, topic.uuid, name, self._clock)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class DynamoCoordinator:
 
 
 class DynamoCursors:
-    """What is kept of one consumer of one topic."""
+    """The cursors of one consumer of one topic."""
 
     def __init__(self, table: DynamoCoordinator, topic_uuid: str, name: str, clock: Clock) -> None:
         self._table = table
@@ -239,7 +239,9 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise Invalid(f"the address of the coordinator is wrong: {error}", hint="dynamodb://table?region=…") from error
+        raise Invalid(
+            f"the address of the coordinator is not valid: {error}", hint="write dynamodb://table?region=…"
+        ) from error
     given = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(given)
     unknown = sorted(set(options) - set(OPTIONS))

@@ -5,26 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from headwater.backend import ConsumerVerbs
 from headwater.consumers import dead_letters as dead
-from headwater.consumers import draining
-from headwater.consumers.consumers import Consumers, consumer_limits
-from headwater.consumers.leases import Leases
+from headwater.consumers.draining import LogVisit
+from headwater.consumers.leases import Consumers, Leases, consumer_limits
 from headwater.consumers.log_consumer import ExternalCursors, LogConsumer, place, places
 from headwater.errors import Corrupt, NotFound, Unsupported
-from headwater.event import Event
-from headwater.info import ConsumerInfo, DrainResult
+from headwater.info import ConsumerInfo
 from headwater.limits import Limits
 from headwater.log import reading
 from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic
 from headwater.match.selection import Selection
 from headwater.position import Position
-from headwater.requests import Consume
+from headwater.requests import Consume, Drain
 
 
 def log_consumers(verbs: ConsumerVerbs) -> LogConsumers:
@@ -49,21 +47,15 @@ class LogConsumers:
         selection = Selection(request.type, request.key, request.match)
         return self._member(request, opened, selection, limits, self._leases(request, opened, limits), kept)
 
-    def drain(
-        self,
-        request: Consume,
-        handler: Callable[[Event], object],
-        seconds: float | None,
-        partitions: Iterable[int] | None,
-    ) -> DrainResult:
+    def visit(self, request: Drain) -> LogVisit:
+        """Return a visit as a guest, which takes what is free of the partitions."""
         opened = self._backend.opened(request.topic)
-        numbers = sorted({*partitions}) if partitions is not None else range(len(opened.logs))
+        numbers = range(len(opened.logs)) if request.partitions is None else sorted(request.partitions)
         logs = [log for number in numbers for log in opened.chosen(number)]
         limits = consumer_limits(self._backend.limits, request.lease_ms, request.failures_max)
         selection = Selection(request.type, request.key, request.match)
         leases = self._leases(request, opened, limits, guest=())
-        join = partial(self._member, request, opened, selection, limits)
-        return draining.drain(join, leases, logs, handler, seconds, self._backend.clock)
+        return LogVisit(partial(self._member, request, opened, selection, limits), leases, logs, self._backend.clock)
 
     def infos(self, topic: str | None) -> list[ConsumerInfo]:
         """Return all consumers of a topic, or of all topics; what is damaged is among them, with its error."""

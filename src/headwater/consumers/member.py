@@ -3,8 +3,8 @@
 A `ConsumerMember` has the partitions that it holds in memory, one thread, and one mutex, which is never held during
 I/O. The thread renews the leases while a handler works, however long that takes, and stores acks within `ack_ms`; it
 ends with the member, also when that is dropped without being closed. A process that is stopped cannot renew: another
-member takes its partitions when the leases expire, and when it goes on, its clock makes it compare fences before it
-does anything.
+member takes its partitions when the leases expire, and when it continues, its clock makes it compare fences before
+it does anything.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ConsumerMember:
         clock: Clock,
         cursor_of: Callable[[int], int] | None = None,
     ) -> None:
-        """`cursor_of` tells where a partition is to be read from, if that is kept elsewhere."""
+        """`cursor_of` returns where to read a partition from, if that is kept elsewhere."""
         self.leases = leases
         self.mutex = threading.Lock()  # protects all below; never held during I/O
         self.held: dict[int, DeliveryLedger] = {}
-        self.until_s = 0.0  # until then, and no longer, nobody else can hold what this one holds
+        self.until_s = 0.0  # until then, and no longer, no other member can hold what this one holds
         self.dirty_s: float | None = None  # since when acks wait to be stored
         self.trouble: HeadwaterError | None = None  # what the thread met, for the caller that iterates
         self.closed = False
@@ -87,7 +87,7 @@ class ConsumerMember:
         self.give_up()
 
     def _begin_all(self, claims: list[Claim], expires_s: float) -> list[DeliveryLedger]:
-        """Hold what was taken. If it cannot be told where to begin, it is free for others again."""
+        """Hold what was taken. If the place to begin cannot be found, release it."""
         begun = []
         fences = {each.partition: each.standing.fence for each in claims}
         try:
@@ -176,13 +176,13 @@ class ConsumerMember:
                     self._drop(holding)
 
     def replace(self, holding: DeliveryLedger) -> None:
-        """Hold a partition anew, from another place."""
+        """Hold a partition from another place on."""
         with self.mutex:
             self.held[holding.partition] = holding
             self.look_up()
 
     def verified(self, partition: int) -> bool:
-        """Whether the partition is held now: where the lease may have expired, a look tells, and it is renewed."""
+        """Return whether the partition is held now; a lease that may have expired is compared and renewed."""
         with self.mutex:
             holding = self.held.get(partition)
             if holding is None or self._clock.monotonic() < holding.expires_s:
@@ -205,7 +205,7 @@ class ConsumerMember:
 
     def looked(self) -> None:
         """The caller that iterates has looked around."""
-        self._set_until(anew=True)
+        self._set_until(looked=True)
 
     # Ending
 
@@ -225,7 +225,7 @@ class ConsumerMember:
             self.held.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: the leases are the parent's."""
+        """Drop the leases in a forked child: they are the parent's."""
         self.mutex = threading.Lock()
         self.closed = True
         self.held.clear()
@@ -238,7 +238,7 @@ class ConsumerMember:
         self.look_up()
 
     def _share(self, found: Round) -> None:
-        """Choose what to give up: what is above the share, first of all what nobody works on."""
+        """Choose what to give up: what is above the share, first of all what is idle."""
         holdings = sorted(self.held.values(), key=lambda holding: (not holding.leaving, not holding.idle))
         above = max(0, len(holdings) - found.share)
         for number, holding in enumerate(holdings):
@@ -247,8 +247,8 @@ class ConsumerMember:
         if found.more or above:
             self.look_up()
 
-    def _set_until(self, *, anew: bool = False) -> None:
-        if self.until_s or anew:  # what asked for a look around still wants it
+    def _set_until(self, *, looked: bool = False) -> None:
+        if self.until_s or looked:  # what asked for a look around still wants it
             self.until_s = min((holding.expires_s for holding in self.held.values()), default=0.0)
 
     def _progress(self, holding: DeliveryLedger, *, exact: bool = True) -> Progress:
@@ -291,7 +291,7 @@ class ConsumerMember:
 
 
 def not_held(name: str, partition: int, offset: int) -> Fenced:
-    """An event came too late to be acked."""
+    """Return the error for an event that came too late to be acked."""
     return Fenced(
         f"consumer {name!r} no longer holds partition {partition}, or not from offset {offset}",
         hint="do not ack the event: it is delivered again, here or to another member",

@@ -39,7 +39,7 @@ class PartitionHold(msgspec.Struct, frozen=True):
 
 
 class MembershipState(msgspec.Struct, frozen=True):
-    """What the member has done, as the server tells it; see `server.member.State`."""
+    """The state of the member on the server; see server/member.py."""
 
     sent: int
     idle: bool
@@ -357,7 +357,7 @@ class Membership:
             self.changed.notify_all()
 
     def _release(self, partition: int, offset: int) -> None:
-        """What failed has come again, or never will: go on with what came after it."""
+        """Hand out what came after a failed event, which has come again or never will."""
         failed = self._failed.get(partition)
         if failed is not None:
             failed.discard(offset)
@@ -389,7 +389,7 @@ class Membership:
 
 
 def too_late(name: str, partition: int | None = None, offset: int | None = None) -> Fenced:
-    """An ack came when the event was another member's."""
+    """Return the error for an ack that came when another member had the event."""
     where = "" if partition is None else f" of partition {partition}, offset {offset},"
     return Fenced(
         f"the ack{where} came too late: this member of consumer {name!r} no longer holds it",

@@ -68,7 +68,7 @@ class Lines:
 
 
 class ItemBlob:
-    """The data of a huge event, read from its topic when it is asked for."""
+    """The data of a huge event, read from its topic each time it is used."""
 
     def __init__(self, transport: Transport, topic: str, partition: int, offset: int, size: int) -> None:
         self.size = size

@@ -1,29 +1,33 @@
-"""A named consumer on a server: the verbs of `engine.consumer.Consumer`, with the same meaning.
+"""Named consumers on a server: their verbs, and `RemoteConsumer`, one member of a consumer.
 
-`RemoteConsumer` is the iterator and its verbs; `membership` is one time of being a member. When that ends (the
-connection broke, the server began anew, this process was stopped for longer than its lease), the next call for an event
-joins again: what was not acked comes again. Iterating belongs to one thread; acks and failures may come from any.
+A `Membership` (membership.py) lasts until the connection breaks, the server restarts, or this process was stopped for
+longer than its lease. The next call for an event joins again then: what was not acked is delivered again. Iterating
+belongs to one thread; acks and failures may come from any.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Self, overload
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from headwater import position
+from headwater.consumers.leases import check_name
 from headwater.consumers.membership import Membership, MembershipState, too_late
-from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable, within_memory
+from headwater.errors import Closed, Fenced, HeadwaterError, Invalid, Unavailable, Unsupported, within_memory
 from headwater.event import Event
 from headwater.info import ConsumerInfo
 from headwater.limits import Limits
 from headwater.position import Position
+from headwater.protocols import Consumer
+from headwater.remote.remote import Remote, delete
 from headwater.remote.transport import Transport
-from headwater.requests import Consume
+from headwater.requests import Consume, Drain
 
 GLANCE_S = 0.2  # how often to ask for what has no stream: whether others have drained their partitions
 FULL_S = 30.0  # how long to wait for acks when so much is not acked that the server sends no more
@@ -31,13 +35,78 @@ FULL_S = 30.0  # how long to wait for acks when so much is not acked that the se
 _decode_infos = msgspec.json.Decoder(list[ConsumerInfo]).decode
 
 
-@within_memory()
-class RemoteConsumer(Iterator[Event]):
-    """One member of a consumer. Close it, or use it in a `with` statement; what it had not acked goes to the next.
+class RemoteConsumers:
+    """The consumers of a server."""
 
-    Iterating ends after `timeout` seconds without an event, and when it is stopped, or it or the log is closed; while
-    other members hold all partitions, it waits. If the `with` block ends by an exception, the event in hand has failed.
-    """
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._transport = remote.transport
+
+    def join(self, request: Consume) -> RemoteConsumer:
+        check_name(request.consumer)
+        member = RemoteConsumer(self._transport, request, self._remote.limits)
+        self._remote.members.add(member)
+        return member
+
+    def visit(self, request: Drain) -> RemoteVisit:
+        """Return a visit to all partitions; it waits for those that other members hold."""
+        if request.partitions is not None:
+            raise Unsupported("a server drains all partitions of a topic", hint="leave out partitions=")
+        return RemoteVisit(self, request)
+
+    def infos(self, topic: str | None) -> list[ConsumerInfo]:
+        return _decode_infos(self._transport.call("GET", ("consumers",), {"topic": topic}, repeat=True).body)
+
+    def seek(self, consumer: str, topic: str, at: Position, partition: int | None) -> dict[int, int]:
+        asked = {"at": position.format(at), "partition": partition}
+        told = self._transport.json("POST", ("consumer", consumer, topic, "seek"), value=asked, repeat=True)
+        return {int(number): cursor for number, cursor in told.items()}
+
+    def forget(self, consumer: str, topic: str) -> None:
+        delete(self._transport, ("consumer", consumer, topic))
+
+    def replay(self, topic: str, consumer: str | None) -> int:
+        done: int = self._transport.json("POST", ("topic", topic, "replay"), {"consumer": consumer}, repeat=False)
+        return done
+
+
+class RemoteVisit:
+    """A visit to a consumer on a server, as one of its members (draining.py)."""
+
+    def __init__(self, consumers: RemoteConsumers, request: Drain) -> None:
+        self.monotonic = time.monotonic
+        self._consumers = consumers
+        self._request = request
+        self._consumer: RemoteConsumer | None = None
+
+    def behind(self) -> bool:
+        """Return whether events wait; a consumer that is new is joined to find out."""
+        found = [info for info in self._consumers.infos(self._request.topic) if info.name == self._request.consumer]
+        new = not found and self._consumer is None
+        return new or any(info.lag for info in found)
+
+    def join(self) -> RemoteConsumer:
+        self._consumer = self._consumers.join(self._request)
+        return self._consumer
+
+    def events(self, until_s: float) -> Iterator[Event]:
+        """Yield the events that are there now; a timer ends it, as it may wait for other members."""
+        consumer = self._consumer
+        assert consumer is not None, "it was joined"
+        if until_s == math.inf:
+            yield from consumer.drain()
+            return
+        timer = threading.Timer(max(0.0, until_s - self.monotonic()), consumer.stop)
+        timer.start()
+        try:
+            yield from consumer.drain()
+        finally:
+            timer.cancel()
+
+
+@within_memory()
+class RemoteConsumer(Consumer):
+    """One member of a consumer on a server; `Consumer` has the documentation of its verbs."""
 
     def __init__(self, transport: Transport, request: Consume, limits: Limits) -> None:
         """Join. Raises NotFound for a missing topic, Invalid for options that make no sense."""
@@ -61,31 +130,24 @@ class RemoteConsumer(Iterator[Event]):
         self._failures: dict[tuple[int, int], int] = {}
         self._awaited: set[tuple[int, int]] = set()  # what failed and comes again
         self._refused: Fenced | None = None
-        self._acks = 0  # so far; tells whether the handler still works
+        self._acks = 0  # so far; while it grows, the handler still works
         self._memberships = [self._join(None)]  # the one that there is, for the finalizer too
         self._finalizer = weakref.finalize(self, _let_go, self._memberships)
 
     @property
     def id(self) -> str:
-        """Return what tells this member from all others: the owner of its leases.
-
-        Another one after it has joined again.
-        """
         return self._member.owner
 
     @property
     def partitions(self) -> list[int]:
-        """Return the partitions it holds."""
         return sorted(self._state().held)
 
     @property
     def fences(self) -> dict[int, int]:
-        """Return the fence of each partition it holds. It grows with every owner: others can refuse older ones."""
         return {number: held.fence for number, held in sorted(self._state().held.items())}
 
     @property
     def skipped(self) -> int:
-        """Return how many offsets retention took before they were handed out."""
         return self._skipped + self._state().skipped
 
     # Events
@@ -96,58 +158,24 @@ class RemoteConsumer(Iterator[Event]):
             raise StopIteration
         return event
 
-    def __iter__(self) -> Iterator[Event]:  # noqa: PYI034  # a generator is quicker than calls of __next__
-        """As `next`, again and again."""
+    def __iter__(self) -> Iterator[Event]:  # a generator is quicker than calls of __next__
+        """Yield what `next` returns, until there is no more."""
         while (event := self._more()) is not None:
             yield event
-
-    @overload
-    def drain(self) -> Iterator[Event]: ...
-    @overload
-    def drain(self, handler: Callable[[Event], object]) -> int: ...
-    def drain(self, handler: Callable[[Event], object] | None = None) -> Iterator[Event] | int:
-        """Events until the consumer has caught up with what is there now: to iterate over, or each given to `handler`.
-
-        It waits for partitions that other members hold, or held when they died. What a handler returns from is acked,
-        what it raises is a failure; then the number of events handled is returned, and all acks are durable.
-        """
-        if handler is None:
-            return self._drain()
-        handled = 0
-        for event in self._drain():
-            try:
-                handler(event)
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the event
-                self.fail(event, error)
-            else:
-                self.ack(event)
-                handled += 1
-        self.flush()
-        return handled
 
     # Acks
 
     def ack(self, event: Event | Iterable[Event], *more: Event) -> None:
-        """Take one event or many as handled. Sent and stored within twice `ack_ms`, on `flush` and on closing.
-
-        The cursor is the lowest offset that is not acked. Acking again changes nothing. Raises Fenced if the partition
-        is not held any more, or was moved: the event comes again, here or elsewhere.
-        """
         for each in (event, *more) if isinstance(event, Event) else (*event, *more):
             if each.topic != self.topic:
                 raise _of_another(each, self)
             self._ack(each.partition, each.offset, all_before=False)
 
     def ack_to(self, at: Event | tuple[int, int]) -> None:
-        """Take all that was handed out of a partition up to an event, or (partition, offset), and it, as handled."""
         partition, offset = (at.partition, at.offset) if isinstance(at, Event) else at
         self._ack(partition, offset, all_before=True)
 
     def fail(self, event: Event, error: object = "") -> bool:
-        """Say that handling an event failed. It comes again after a while, before anything else of its partition.
-
-        After `failures_max` times it is moved to the topic `<topic>.dead` with the error, and acked: True.
-        """
         if event.topic != self.topic:
             raise _of_another(event, self)
         member = self._verified()
@@ -168,11 +196,9 @@ class RemoteConsumer(Iterator[Event]):
         return aside
 
     def failures(self, event: Event) -> int:
-        """Return how often handling an event has failed, as far as this member knows."""
         return self._failures.get((event.partition, event.offset), 0)
 
     def flush(self) -> None:
-        """Store all acks; they are durable when this returns. Raises Fenced if some came too late to be stored."""
         self._check_open()
         member = self._member
         if not member.over:
@@ -203,15 +229,10 @@ class RemoteConsumer(Iterator[Event]):
     # Places
 
     def seek(self, at: Position, partition: int | None = None) -> dict[int, int]:
-        """Go on from another place, durably: an offset, a time, an id or an end, in one partition or all that it holds.
-
-        Returns the new cursors. What was handed out before cannot be acked any more. Raises Fenced if not held.
-        """
         self._check_open()
         return self._joined().seek(position.format(at), partition)
 
     def lag(self) -> dict[int, int]:
-        """Return how many offsets each partition of the topic is ahead of the consumer, whoever holds it."""
         if not self._member.over:
             self._member.settle(flush=True)
         return {info.partition: info.lag for info in self._infos()}
@@ -219,17 +240,11 @@ class RemoteConsumer(Iterator[Event]):
     # Ending
 
     def stop(self) -> None:
-        """End the iteration, from any thread, soon; what was handed out can still be acked."""
         self._stopped = True
         with self._member.changed:
             self._member.changed.notify_all()
 
     def close(self) -> None:
-        """Store all acks, give up all partitions, durably, and leave. May be called twice.
-
-        Raises Unavailable if the server cannot be reached: then it finds out by itself, and what was not stored comes
-        again.
-        """
         if self._closed:
             return
         self._closed = self._stopped = True
@@ -237,9 +252,6 @@ class RemoteConsumer(Iterator[Event]):
             self._finalizer.detach()
             if not self._member.over:
                 self._member.leave()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         event = self._last
@@ -265,7 +277,7 @@ class RemoteConsumer(Iterator[Event]):
         return Membership(self._transport, self.name, self.topic, query, self._ack_s, self.name)
 
     def _joined(self) -> Membership:
-        """Return the membership, anew if the last one is over.
+        """Return the membership, a new one if the last one is over.
 
         Raises what ended that, if it is for the user to know.
         """
@@ -388,7 +400,8 @@ class RemoteConsumer(Iterator[Event]):
 
     def _state(self) -> MembershipState:
         """Return what it holds now."""
-        state = None if self._closed or self._member.over else self._looked(self._member)
+        over = self._closed or self._member.over or os.getpid() != self._pid
+        state = None if over else self._looked(self._member)
         return state or MembershipState(0, False, False, 0, {})
 
     def _check_open(self) -> None:
@@ -411,5 +424,5 @@ def _full() -> Unavailable:
 
 
 def _let_go(memberships: list[Membership]) -> None:
-    """A consumer was dropped without being closed: the server finds its connection ended."""
+    """End the membership of a consumer that was dropped without being closed; the server sees the connection end."""
     memberships[0].end()

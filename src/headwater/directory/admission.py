@@ -27,13 +27,8 @@ class Admission:
         self.producers = ProducerMemory(place)
         self._place = place
         self._version_of = version_of
-        self._versions: dict[bytes, int | None] = {}
-        self._known_at = (-1, -1)  # the generation and offset as of which `_versions` is right
-
-    @property
-    def watching(self) -> bool:
-        """Return whether it wants to be told of all that is committed."""
-        return bool(self._versions)
+        self.versions: dict[bytes, int | None] = {}  # unless it is empty, `committed` must follow every commit
+        self._known_at = (-1, -1)  # the generation and offset as of which `versions` is right
 
     def sift(self, group: list[Rows], slot: TailSlot) -> tuple[list[Rows], list[Rows]]:
         """Return those that may be committed now, and, behind them, those that depend on them.
@@ -76,9 +71,9 @@ class Admission:
         return answer is not None
 
     def committed(self, group: list[Rows], slot: TailSlot) -> None:
-        """Follow what this writer has just committed, after which the log is as `slot` tells."""
+        """Follow what this writer has just committed, after which `slot` is the state of the log."""
         stamped = False
-        followed = self._known_at == (slot.generation, group[0].offset)  # nobody came in between
+        followed = self._known_at == (slot.generation, group[0].offset)  # no other process came in between
         for rows in group:
             if rows.producer is not None:
                 self.producers.note(rows.producer, rows.offset, rows.ticks, rows.count)
@@ -86,22 +81,22 @@ class Admission:
             if rows.columns is not None and rows.expected is None:
                 followed = False  # it may hold any keys
             elif rows.key is not None:
-                self._versions[rows.key] = rows.offset + rows.count - 1
-        if stamped:  # else nobody has looked at what others brought before this commit
+                self.versions[rows.key] = rows.offset + rows.count - 1
+        if stamped:  # else what others brought before this commit was not read
             self.producers.read_to(slot)
-        if followed and len(self._versions) <= VERSIONS_MAX:
+        if followed and len(self.versions) <= VERSIONS_MAX:
             self._known_at = slot.generation, slot.visible_offset
         else:
-            self._versions.clear()
+            self.versions.clear()
 
     def _version(self, key: bytes, slot: TailSlot) -> int | None:
         now = slot.generation, slot.visible_offset
-        if now != self._known_at or len(self._versions) >= VERSIONS_MAX:
-            self._versions.clear()  # others have appended
+        if now != self._known_at or len(self.versions) >= VERSIONS_MAX:
+            self.versions.clear()  # others have appended
             self._known_at = now
-        version = self._versions.get(key, -1)
+        version = self.versions.get(key, -1)
         if version is not None and version < slot.segment:  # not known; or retention may have deleted it since
-            version = self._versions[key] = self._version_of(key, slot)
+            version = self.versions[key] = self._version_of(key, slot)
         return version
 
     def _conflict(self, rows: Rows, actual: int | None) -> Conflict:

@@ -1,7 +1,7 @@
 """Huge events: spooled to a file of their own as they arrive, read back in verified chunks (docs/FORMAT.md, "Blob").
 
-No lock of the log is held while one arrives. A spool file is locked by whoever fills it, so that others can tell an
-orphan from one that is still growing.
+No lock of the log is held while one arrives. A spool file is locked by the process that fills it, so that others can
+tell an orphan from one that is still growing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.format import blob as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.format.names import offset_of
 from headwater.limits import BLOB_CHUNK_BYTES
-from headwater.log.failures import deleted, offset_gone, too_large
+from headwater.log.log import deleted, offset_gone, too_large
 
 FromArchive = Callable[[int, int, tuple[int, int, int]], Iterator[bytes] | None]
 """The chunks of a huge event, by its segment, offset and reference; None if the archive does not have it."""

@@ -1,9 +1,9 @@
-"""Where batches go on behind damage, as far as that can be proven. Only reads; belongs to one walk over a segment.
+"""Where batches continue behind damage, as far as that can be proven. Only reads; belongs to one walk over a segment.
 
 Bytes that look like a batch prove nothing: they may be the data of an event, which anybody chooses who may append. So
 nothing is searched for. Three facts hold whatever events contain, and each leads to the true start of a batch:
 
-- Batches follow each other without gaps. A sound header at such a place tells where the next one begins.
+- Batches follow each other without gaps. A sound header at such a place says where the next one begins.
 - Each ends with its size. From where the batches end, this leads back over whole batches, and so over their data.
 - The index of a sealed segment is a file of its own.
 
@@ -18,8 +18,7 @@ from typing import NamedTuple
 from headwater.directory.segment import SegmentFile
 from headwater.errors import HeadwaterError
 from headwater.format.batch import BATCH_BYTES_MIN, COUNT_MAX, MAGIC, Batch, peek, size_before
-from headwater.format.segment import HEADER_BYTES
-from headwater.log.window import SegmentWindow
+from headwater.format.segment import HEADER_BYTES, SegmentWindow
 
 
 class Boundary(NamedTuple):
@@ -33,7 +32,7 @@ class Boundaries:
     """The boundaries behind the damage of one segment, whose batches end at `stop`."""
 
     def __init__(self, segment: SegmentFile, window: SegmentWindow, stop: int, end_offset: int | None) -> None:
-        """`end_offset` is where the offsets end; None if nothing tells, as without a tail."""
+        """`end_offset` is where the offsets end; None if that is unknown, as without a tail."""
         self._segment = segment
         self._window = window
         self._stop = stop

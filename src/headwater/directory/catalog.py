@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,7 @@ import msgspec
 from headwater.directory import local_log as log
 from headwater.directory.failures import FULL
 from headwater.directory.log_directory import LogDirectory
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import names, settings
 from headwater.format.settings import LogSettings, Retention, TopicRecord, TopicSettings
@@ -111,7 +110,7 @@ class DirectoryCatalog:
         if self._is_topic(self._topics / directory):
             same(self.find(name), partitions)
             try:
-                self._disk.sync_directory(self._topics)  # whoever made it may have died, or not have come, to this
+                self._disk.sync_directory(self._topics)  # the process that made it may have died before this
             except OSError as error:
                 raise Unavailable(f"topic {name!r} cannot be made durable: {error.strerror}") from error
             return False
@@ -123,7 +122,7 @@ class DirectoryCatalog:
     def make(self, topic: TopicRecord, starts: Sequence[tuple[int, int]]) -> bool:
         """Make a topic as it is described; False if one of its name is there. Durable when it returns.
 
-        `starts` tells of each partition where it begins: at which offset, behind which ticks. 0, but in a replica.
+        `starts` has the offset and the ticks at which each partition begins: 0, except in a replica.
         """
         name, directory = topic.name, names.directory_of(topic.name)
         hidden = self._topics / f".new-{topic.uuid}"
@@ -136,7 +135,7 @@ class DirectoryCatalog:
                 for partition, (base, previous_ticks) in enumerate(starts):
                     log.create(self._place(topic, partition, hidden), base, previous_ticks)
                 self._disk.replace(hidden / TOPIC_FILE, settings.encode(topic))
-                # Whoever made this a log may have died before it was durable, and topics in what is no log are damage.
+                # The process that made this a log may have died before that was durable.
                 self._disk.sync_directory(self.path)
                 self._disk.rename(hidden, self._topics / directory)
                 self._disk.sync_directory(self._topics)
@@ -218,6 +217,12 @@ class DirectoryCatalog:
         """Return where a partition's log is."""
         return self._place(topic, partition, self._topics / names.directory_of(topic.name))
 
+    def places(self, topics: Iterable[TopicRecord]) -> Iterator[LogDirectory]:
+        """Yield where the logs of some topics are."""
+        for topic in topics:
+            for partition in range(topic.partitions):
+                yield self.place(topic, partition)
+
     def remove(self, topic: TopicRecord) -> None:
         """Take a topic away. The caller holds its logs."""
         hidden = self._topics / f".deleted-{topic.uuid}"
@@ -227,7 +232,7 @@ class DirectoryCatalog:
         self._disk.remove_tree(hidden)
 
     def _locked(self) -> AbstractContextManager[object]:
-        """Take the lock under which topics are made; what is unfinished then belongs to nobody."""
+        """Take the lock under which topics are made; what is unfinished then was abandoned."""
         return locked(self._topics / ".lock", self._disk, self._clock, self._limits.lock_wait_s)
 
     def _sweep(self) -> None:
@@ -305,7 +310,7 @@ def _missing(path: Path, but: str) -> Corrupt:
 
 
 def _at(error: E, path: Path) -> E:
-    """The same error, with the file that it is about."""
+    """Return the same error, with the file that it is about."""
     facts = {**error.facts, "path": str(path)}
     message = f"{path}: {error.facts.get('reason') or error.message}"
     return type(error)(message, hint=error.hint, code=error.code, **facts)

@@ -1,6 +1,6 @@
-"""Verifying every checksum and invariant of a log, without changing anything.
+"""Verifying every checksum and invariant of a topic, or of all, without changing anything.
 
-Reads whole segments, and goes on behind damage, so that all of it is found at once. May run while others append: it
+Reads whole segments, and continues behind damage, so that all of it is found at once. May run while others append: it
 looks at what was visible when it began.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,18 +19,21 @@ from headwater.directory.boundaries import Boundaries
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.producer_memory import read_snapshot
 from headwater.directory.retention import orphans
-from headwater.directory.seal import build_index
+from headwater.directory.sealer import build_index
 from headwater.directory.segment import SegmentFile, read_header
 from headwater.errors import Corrupt, HeadwaterError, NotFound
 from headwater.format import tail as tail_format
 from headwater.format.batch import BLOB, LOST, Batch
 from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
-from headwater.format.names import file_of, offset_of
-from headwater.format.segment import HEADER_BYTES
+from headwater.format.names import file_of, offset_of, topic_of
+from headwater.format.segment import HEADER_BYTES, SegmentWindow
 from headwater.format.tail import TailSlot
-from headwater.log.check_report import Counts, Finding
-from headwater.log.window import SegmentWindow
+from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
+
+if TYPE_CHECKING:
+    from headwater.directory.catalog import DirectoryCatalog
+    from headwater.directory.journal import Journal
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -51,8 +55,27 @@ class Walk(msgspec.Struct):
     lost: Ranges = []
 
 
-def check(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
-    """Yield everything that is wrong with one log, or worth knowing. `progress` is told the bytes that were read."""
+def check_topics(
+    catalogue: DirectoryCatalog, journal: Journal, name: str | None, progress: Progress | None
+) -> CheckReport:
+    """Verify one topic of a directory, or all, and the journals that processes have left."""
+    report = CheckReport()
+    counts = Counts()
+    topics, broken = catalogue.survey(name)
+    report.findings += [settings_finding(error) for error in broken]
+    places = list(catalogue.places(topics))
+    advance = advancing(sum(_segment_bytes(place) for place in places), progress)
+    for place in places:
+        report.findings += check_log(place, counts, advance)
+    if name is None:
+        report.findings += _left_behind(journal)
+    report.topics, report.partitions = len(topics), len(places)
+    report.add(counts)
+    return report
+
+
+def check_log(place: LogDirectory, counts: Counts, progress: Callable[[int], None]) -> Iterator[Finding]:
+    """Yield everything that is wrong with one log, or worth knowing. `progress` is called with the bytes read."""
     slot, findings = check_tail(place)
     yield from findings
     bases, gaps = holes.survey(place)
@@ -96,7 +119,7 @@ def _check_segment(
     """Yield what is wrong with one segment, its index and its blobs. `previous_ticks` are of the segment before it."""
     path = place.segment(segment.base)
     if previous_ticks is not None and segment.header.previous_ticks < previous_ticks:
-        yield _finding(place, path, 40, 8, "ticks do not grow from one segment to the next")
+        yield _finding(place, path, 40, 8, "ticks do not increase from one segment to the next")
     for hole in walked.holes:
         yield _finding(place, path, hole.start, hole.end - hole.start, hole.problem)
     yield from lost_findings(place, path, walked)
@@ -115,7 +138,7 @@ def lost_findings(place: LogDirectory, path: Path | str, walked: Walk) -> Iterat
 
 
 def check_tail(place: LogDirectory) -> tuple[TailSlot | None, list[Finding]]:
-    """Return the state that the tail tells, if it can be believed on this boot, and what is wrong with it."""
+    """Return the state in the tail, if it is of this boot, and what is wrong with it."""
     stored = b""
     for _ in range(100):  # a slot that is being written looks damaged for a moment
         try:
@@ -186,7 +209,7 @@ def _verified(window: SegmentWindow, position: int, found: Walk, place: LogDirec
     batch = next(window.batches(position, found.end_offset))
     batch.validate()
     if batch.base_ticks <= found.last_ticks:
-        raise Corrupt(f"the ticks of offset {batch.base_offset} do not grow")
+        raise Corrupt(f"the ticks of offset {batch.base_offset} do not increase")
     if batch.flags & BLOB:
         path = Path(batch.path).with_suffix(".blobs") / file_of(batch.base_offset, "blob")
         for _ in StoredBlob(place, path, batch.blob_reference()).chunks():
@@ -238,7 +261,7 @@ def _orphans(place: LogDirectory, base: int, segment: SegmentFile, stop: int) ->
 
 
 def _check_producers(place: LogDirectory, oldest: int, active: int) -> Iterator[Finding]:
-    """Yield the snapshot of producers that the active segment's header tells of, and those that are of no use."""
+    """Yield the snapshot of producers that the active segment's header names, if it is damaged, and unused ones."""
     path = place.producers(active)
     found: list[Finding] = []
     try:
@@ -300,3 +323,23 @@ def _finding(
     place: LogDirectory, path: Path | str, position: int, size: int, problem: str, damage: bool = True
 ) -> Finding:
     return Finding(place.topic, place.partition, str(path), position, size, problem, damage)
+
+
+def _left_behind(journal: Journal) -> Iterator[Finding]:
+    """Journals of processes that are gone, which opening the directory could not finish."""
+    for path, count in journal.abandoned():
+        what = f"{count} committed, kept until all their logs are intact" if count else "none committed"
+        problem = f"transactions of a process that died: {what}"
+        yield Finding("journal", -1, str(path), 0, 0, problem, damage=False)
+
+
+def settings_finding(error: HeadwaterError) -> Finding:
+    """Return what a check says of settings that cannot be read."""
+    path, facts = str(error.path), error.facts
+    name = topic_of(Path(path).parent.name) or Path(path).parent.name
+    return Finding(name, -1, path, facts.get("position", 0), facts.get("size", 0), error.message)
+
+
+def _segment_bytes(place: LogDirectory) -> int:
+    sizes = (place.disk.file_size(place.segment(base)) for base in place.segments())
+    return sum(sizes)

@@ -1,7 +1,7 @@
 """Batches that another log has stored, taken as they are: a replica's log has the same ones as its source.
 
 Nothing that comes from elsewhere is believed: every checksum is verified, and offsets and ticks must follow on what is
-here. Only bytes: `Writer.take` writes them.
+here. Only bytes: `LogWriter.take` writes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.log.packing import part
 
 
 def behind(stored: memoryview, offset: int, *, zstd: bool) -> list[Batch]:
-    """The batches in bytes of whole ones, from an offset on: of one that holds events before it, the rest is rebuilt.
+    """Return the batches in some bytes from an offset on; one that holds events before it is rebuilt without them.
 
     Their headers are verified, the rest is for `check`. Raises Corrupt for what is no batch.
     """

@@ -32,7 +32,7 @@ LOOKS_MAX = 20  # at slots that look damaged: a write takes microseconds, damage
 
 
 def redo_nothing(cursors: Cursors) -> None:
-    """What finishes transactions where there are none."""
+    """Do nothing: for a place without transactions."""
 
 
 class Cursors:
@@ -174,7 +174,7 @@ class Cursors:
         return True
 
     def sync(self) -> None:
-        """Make all that was put durable, by whomever."""
+        """Make all that was put durable, by any process."""
         if self._words.unsynced:
             try:
                 with self._translated():

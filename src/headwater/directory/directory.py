@@ -13,47 +13,46 @@ from weakref import WeakSet
 
 import msgspec
 
+from headwater.append_queue import AppendQueue, QueuedAppend
 from headwater.backend import Kind, Lack
-from headwater.directory import checking
 from headwater.directory import repair as log_repair
 from headwater.directory.catalog import DirectoryCatalog
+from headwater.directory.check import check_topics
 from headwater.directory.group import WriterTurns
 from headwater.directory.journal import Journal
-from headwater.directory.keeper import Keeper
-from headwater.directory.local_log import LocalLog
+from headwater.directory.local_log import STATES, LocalLog
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.partition_info import STATES, partition_info
 from headwater.directory.parts import DirectoryParts, LocalArchive
 from headwater.directory.repair import Action
-from headwater.directory.sealer import Sealer, seal_all
-from headwater.directory.transaction import DirectoryTransaction
+from headwater.directory.retention import Keeper
+from headwater.directory.sealer import Sealer, reindex_all, seal_all
+from headwater.directory.transaction import DirectoryCommitter
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, enough_memory, within_memory
-from headwater.event import Durability
+from headwater.event import Durability, Ref
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
 from headwater.info import DeletedSegment, TopicInfo
 from headwater.limits import DEFAULTS, Limits
 from headwater.log.check_report import CheckReport, Progress
-from headwater.log.failures import deleted
+from headwater.log.log import deleted
 from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic
 from headwater.log.topic_rules import not_found
-from headwater.requests import wants_sync
+from headwater.requests import Append, wants_sync
+from headwater.transaction import Requests, Transaction
 
 _directories: WeakSet[Directory] = WeakSet()  # which start over in a forked child
 
 
-@within_memory()
+@within_memory("append_later")
 class Directory(LogBackend[LocalLog]):
     """An open log directory."""
 
     kind: ClassVar[Kind] = "directory"
     producers_max = DEFAULTS.producers_max
     lacks: ClassVar[Mapping[str, Lack]] = {
-        "append_later": Lack("append in the background", "use append, or append_many"),
-        "flush": Lack("append in the background", "use append, or append_many"),
         "maintain": Lack("be maintained by hand", "maintenance is automatic; see seal and retain"),
         "query": Lack("run queries of an application", "call app.ask(store, …) where the application is"),
     }
@@ -87,6 +86,7 @@ class Directory(LogBackend[LocalLog]):
         self._closing = threading.Lock()  # protects `_closed`
         self._journal = Journal(path / "journal", self.disk, self._checkpoint)
         _directories.add(self)
+        self._queue = AppendQueue(self, limits)
         self._journal.finish_abandoned()
 
     @property
@@ -120,7 +120,7 @@ class Directory(LogBackend[LocalLog]):
 
     def _frozen(self) -> list[tuple[LocalLog, int]]:
         logs = [log for opened in list(self._topics.open.values()) for log in opened.logs]
-        return [(log, state) for log in logs if (state := log.frozen()) is not None]
+        return [(log, state) for log in logs if (state := log.frozen_state()) is not None]
 
     @property
     def replica(self) -> Replica | None:
@@ -132,7 +132,7 @@ class Directory(LogBackend[LocalLog]):
     def describe(self, topic: str) -> TopicInfo:
         opened = self._topics.live(topic)
         described = self._catalogue.find(topic)  # another process may have changed what it keeps
-        partitions = [partition_info(log) for log in opened.logs]
+        partitions = [log.info() for log in opened.logs]
         return TopicInfo(
             name=described.name,
             uuid=described.uuid,
@@ -153,11 +153,11 @@ class Directory(LogBackend[LocalLog]):
     def _delete(self, opened: OpenTopic[LocalLog]) -> None:
         turns = WriterTurns()
         try:
-            for log in opened.logs:  # in the order of partitions, as everybody who locks several
-                turns.take(log.transacting()).begin_deleting()
+            for log in opened.logs:  # in the order of partitions, as every process that locks several
+                turns.take(log.transacting()).held.begin_deleting()
             self._catalogue.remove(opened.topic)
             for writer in turns.writers:
-                writer.end_deleting()
+                writer.held.end_deleting()
         except FileNotFoundError as error:  # another process was first
             self._topics.forget(opened)
             raise not_found(opened.topic.name, self.path) from error
@@ -173,9 +173,21 @@ class Directory(LogBackend[LocalLog]):
             log.close()
             self._archive.forget(log.place.uuid)
 
-    def transaction(self, sync: bool | None, producer: Producer | None) -> DirectoryTransaction:
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
         self.check_open()
-        return DirectoryTransaction(self, self._journal, sync=self._wants_sync(sync), producer=producer)
+        return Transaction(DirectoryCommitter(self, self._journal, sync=self._wants_sync(sync), producer=producer))
+
+    def recall(self, requests: Requests, sync: bool | None, producer: Producer | None) -> list[Ref] | None:
+        """Return the answer to a producer's transaction, if that was committed before; None if it was not."""
+        self.check_open()
+        committer = DirectoryCommitter(self, self._journal, sync=self._wants_sync(sync), producer=producer)
+        return committer.recall(requests)
+
+    def append_later(self, request: Append) -> QueuedAppend:
+        return self._queue.add(request)
+
+    def flush(self) -> None:
+        self._queue.flush()
 
     # Keeping
 
@@ -241,7 +253,7 @@ class Directory(LogBackend[LocalLog]):
         """
         self.check_open()
         topics, broken = self._catalogue.survey(topic)
-        made = checking.reindex([log.place for each in topics for log in self._topics.live(each.name).logs], progress)
+        made = reindex_all([log.place for each in topics for log in self._topics.live(each.name).logs], progress)
         if broken:
             raise broken[0]  # the others are done
         return made
@@ -253,13 +265,13 @@ class Directory(LogBackend[LocalLog]):
         `progress` is called with the bytes that are done, and all of them.
         """
         self.check_open()
-        return checking.check(self._catalogue, self._journal, topic, progress)
+        return check_topics(self._catalogue, self._journal, topic, progress)
 
     @enough_memory("the log cannot be repaired")
     def repair(self, topic: str | None = None, *, apply: bool = False) -> list[Action]:
         """Return what would mend a topic, or all; done only with `apply`. What is cut is kept beside the log."""
         self.check_open()
-        return checking.repair(self._catalogue, topic, self._repaired if apply else log_repair.plan)
+        return log_repair.repair_topics(self._catalogue, topic, self._repaired if apply else log_repair.plan)
 
     def _repaired(self, place: LogDirectory) -> list[Action]:
         return self._topics.get(place.topic).logs[place.partition].repair()
@@ -267,6 +279,7 @@ class Directory(LogBackend[LocalLog]):
     def after_fork(self) -> None:
         """In a forked child, where it is called by itself: start over, with descriptors and locks of its own."""
         self._closing = threading.Lock()
+        self._queue.after_fork()
         self._journal.after_fork()
         self._archive.after_fork()
         self._sealer = Sealer(self._keeper.rolled)
@@ -278,6 +291,12 @@ class Directory(LogBackend[LocalLog]):
         """Stop followers and sealing, wait for appends under way, and release all files. May be called twice."""
         for member in list(self.members):
             member.close()
+        try:
+            self._queue.close()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         with self._closing:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""From what the system says to what the caller can do about it."""
+"""Errors of a local log: from what the system says to what the caller can do about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def unavailable(place: LogDirectory, what: str, error: OSError) -> Unavailable:
-    """The disk would not."""
+    """Return the error for an operation that the disk refused."""
     if error.errno in FULL:
         hint, code = "the disk is full: free some space and try again", "disk_full"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -25,7 +25,7 @@ def unavailable(place: LogDirectory, what: str, error: OSError) -> Unavailable:
 
 
 def unjournaled(error: OSError) -> Unavailable:
-    """The disk would not take the journal's part of a transaction, of which nothing is done then."""
+    """Return the error for a transaction whose entry could not be written: nothing of it is done."""
     full = error.errno in FULL
     return Unavailable(
         f"the transaction cannot be written: {error.strerror or error}",
@@ -36,7 +36,7 @@ def unjournaled(error: OSError) -> Unavailable:
 
 
 def frozen(place: LogDirectory) -> Unavailable:
-    """A sync failed, and no process has opened the log since."""
+    """Return the error for a log in which a sync failed, and that no process has opened since."""
     return Unavailable(
         f"{place} is frozen because a sync failed; nothing acknowledged is lost",
         hint="fix the disk, then reopen the log",
@@ -45,7 +45,7 @@ def frozen(place: LogDirectory) -> Unavailable:
 
 
 def locked(place: LogDirectory) -> Unavailable:
-    """Another process does not release the lock."""
+    """Return the error for a lock that another process does not release."""
     return Unavailable(
         f"{place} has been locked by another process for more than {place.limits.lock_wait_s:g} s",
         hint=f"is a process stopped or stuck? 'fuser {place.lock}' shows it",
@@ -54,7 +54,7 @@ def locked(place: LogDirectory) -> Unavailable:
 
 
 def being_sealed(place: LogDirectory, base: int) -> Unavailable:
-    """Another process does not release a segment."""
+    """Return the error for a segment that another process does not release."""
     return Unavailable(
         f"{place}: another process has been sealing segment {base} for more than {place.limits.lock_wait_s:g} s",
         hint=f"is a process stopped or stuck? 'fuser {place.segment(base)}' shows it",
@@ -63,5 +63,5 @@ def being_sealed(place: LogDirectory, base: int) -> Unavailable:
 
 
 def repeated(place: LogDirectory) -> Conflict:
-    """A transaction's request was committed before; whoever brings it again gets the first answer instead of this."""
+    """Return the error for a transaction that was committed before; the retry gets the first answer instead of it."""
     return Conflict(f"{place}: the transaction was already committed", code="transaction_repeated")

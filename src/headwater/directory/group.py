@@ -1,10 +1,10 @@
 """Group commit: appends of several threads that wait together become one batch and share one sync.
 
-The first thread to come is the leader: it commits for all who wait, tells each through a lock of its own (one
-lock for all would wake everybody for everyone), and hands the lead to the next who came meanwhile.
+The first thread to come is the leader: it commits for all that wait, wakes each through a lock of its own (one
+lock for all would wake all threads for each), and hands the lead to the next that came meanwhile.
 
 A signal handler may raise between any two instructions of the main thread, also in the middle of handing over. So each
-who leads or waits is known by the call that it makes, and whoever waits for one that has ended goes on without it.
+leader and waiter is known by the call that it makes, and a thread that waits for a call that has ended takes the lead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwater.errors import Unavailable
 from headwater.log.rows import Rows
 
 GROUP_EVENTS_MAX = 50_000
-PATIENCE_S = 0.05  # who waits longer makes sure that the leader has not been interrupted
+PATIENCE_S = 0.05  # a thread that waits longer makes sure that the leader has not been interrupted
 
 
 class Group:
@@ -35,7 +35,7 @@ class Group:
     def __init__(self, writer: LogWriter, bytes_max: int) -> None:
         self.writer = writer  # for the leader alone
         self.used = 0
-        writer.on_open = partial(open_files.opened, self)
+        writer.held.on_open = partial(open_files.opened, self)
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()  # protects all below; never held during I/O
         self._queue: deque[Rows] = deque()
@@ -53,21 +53,21 @@ class Group:
         try:
             if not turn.try_take(_getframe()) or not may(self.writer):
                 return False
-            self.let_go(self.writer)
+            self.close_files(self.writer)
         finally:
             turn.leave()
         return True
 
-    def let_go(self, writer: LogWriter) -> None:
+    def close_files(self, writer: LogWriter) -> None:
         """Close the writer's files. For the leader."""
         open_files.closed(self)
-        writer.trim()
-        writer.close()
+        writer.held.trim()
+        writer.held.close()
 
     def after_fork(self) -> None:
         """In a forked child, which makes a group of its own: close the descriptors that it got from its parent."""
         open_files.closed(self)
-        self.writer.close()
+        self.writer.held.close()
 
     def __del__(self) -> None:
         self.after_fork()
@@ -81,7 +81,10 @@ class Group:
         try:
             interruption = self.enter(rows, _getframe())
             if not rows.settled:
-                self._lead(rows)
+                if self._queue:
+                    self._lead(rows)
+                else:
+                    self._commit([rows])
         finally:
             self.leave(rows)
         if interruption is not None:
@@ -134,7 +137,7 @@ class Group:
         return interruption
 
     def _wait(self, rows: Rows) -> None:
-        """Wait for a while until the rows are settled or lead; goes on without a leader that has ended unnoticed."""
+        """Wait for a while until the rows are settled or lead; takes over from a leader that has ended unnoticed."""
         assert rows.done is not None
         leader = self._leader
         ours = leader is not None and leader.thread == rows.thread
@@ -158,7 +161,7 @@ class Group:
         """Hand over the lead, if these rows have it. May be called again."""
         with self._mutex:
             if self._leader is rows:
-                self._leader = successor = self._successor()
+                self._leader = successor = self._successor() if self._queue else None
                 if successor is not None:
                     _wake(successor)
             elif not rows.settled and rows.leader is None:  # interrupted, and no leader has taken them
@@ -175,14 +178,13 @@ class Group:
         return None
 
     def _lead(self, rows: Rows) -> None:
+        """Commit the rows together with those that wait."""
         group = [rows]
         try:
-            if self._queue:
-                self._gather(group)
+            self._gather(group)
             self._commit(group)
         finally:
-            if len(group) > 1:
-                _settle(group)
+            _settle(group)
 
     def _commit(self, pending: list[Rows]) -> None:
         try:
@@ -193,7 +195,7 @@ class Group:
                 if rows.error is None and not rows.answered:
                     rows.error = error if isinstance(error, Exception) else _interrupted()
             if not isinstance(error, Exception):
-                self.writer.wake()
+                self.writer.held.wake()
                 raise
 
     def _gather(self, group: list[Rows]) -> None:
@@ -205,7 +207,7 @@ class Group:
             while queue and queue[0].count and size < self._bytes_max and count < GROUP_EVENTS_MAX:
                 rows = queue[0]
                 if rows is not leader and not rows.settled:
-                    rows.leader = leader  # first: who is in neither place would wait for ever
+                    rows.leader = leader  # first: rows in neither place would wait for ever
                     group.append(rows)
                     size += rows.size
                     count += rows.count
@@ -215,7 +217,7 @@ class Group:
 class WriterTurn:
     """The writer of a group for one thread alone. Used in a `with`, or taken and left, by a plain function.
 
-    That function's call is what tells whether the turn is over: a generator's would not.
+    The turn is over when that function's call is; a generator's would not do.
     """
 
     def __init__(self, group: Group) -> None:
@@ -236,7 +238,7 @@ class WriterTurn:
         return self._group.try_enter(self._rows, frame)
 
     def leave(self) -> None:
-        """Let others have it. May be called twice."""
+        """Leave it to others. May be called twice."""
         self._group.leave(self._rows)
 
     def __enter__(self) -> LogWriter:
@@ -270,11 +272,11 @@ class WriterTurns:
         return writer
 
     def leave(self) -> None:
-        """Let others have all of them, and wake who sleeps on their logs."""
+        """Leave all of them to others, and wake the threads that sleep on their logs."""
         for turn in self._taken:
             turn.leave()
         for writer in self.writers:
-            writer.wake()
+            writer.held.wake()
 
 
 def _settle(group: list[Rows]) -> None:

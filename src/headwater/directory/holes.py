@@ -1,4 +1,4 @@
-"""Segments that should be there and are not: told from those that retention deleted, and from those that never were.
+"""Segments that should be there and are not, as opposed to those that retention deleted, and to those that never were.
 
 The segments of a log follow each other without a gap, from the oldest that retention has left to the active one. What
 retention deletes is marked first (docs/FORMAT.md, "Deleted segments"). The active segment is named by the tail; where
@@ -59,7 +59,7 @@ def ending(place: LogDirectory, last: SegmentFile, end: int) -> Corrupt | None:
 def survey(place: LogDirectory) -> tuple[list[int], list[Corrupt]]:
     """Return the first offsets of the segments, an active one that is missing among them, and what is missing.
 
-    A gap in the middle is not told here: it shows where the segment before it ends.
+    A gap in the middle is not among them: it shows where the segment before it ends.
     """
     slot = _newest(place)
     bases = place.segments()

@@ -1,6 +1,6 @@
 """The journal: transactions over several logs, written down and synced before any log is touched.
 
-The entry is the moment at which a transaction is committed. Its bytes are final, so whoever recovers a log writes them
+The entry is the moment at which a transaction is committed. Its bytes are final, so a recovery of a log writes them
 again, blindly, at their places, and finds the transaction whole. The logs themselves need no sync of their own: an
 entry is kept until they had one. Each process has journals of its own, which it holds locked while it lives.
 """
@@ -77,7 +77,7 @@ class Journal:
         return file
 
     def give_back(self, file: JournalFile) -> None:
-        """Let other transactions have a journal, or leave it to whoever opens the log next, if they must finish it."""
+        """Return a journal for other transactions, or leave it to the next process, if that must finish it."""
         with self._mutex:
             kept = not file.unfinished and not self._closed
             if kept:
@@ -107,7 +107,7 @@ class Journal:
         file.entries.append(entry)
 
     def _void(self, file: JournalFile) -> None:
-        """Take back an entry that may be whole on the disk or not: nobody must ever find it."""
+        """Take back an entry that may be whole on the disk or not: no recovery must ever find it."""
         try:
             self._disk.write(file.fd, bytes(format.HEADER_BYTES), file.position)
         except OSError as error:
@@ -198,7 +198,7 @@ class Journal:
             disk.release(fd)  # a process that finishes abandoned ones came between making and locking it
         try:
             disk.sync_directory(self._path)
-            disk.sync_directory(self._path.parent)  # whoever made the directory may have died before it was durable
+            disk.sync_directory(self._path.parent)  # its maker may have died before it was durable
         except BaseException:
             disk.release(fd)  # it is empty: the process that opens the directory next removes it
             raise

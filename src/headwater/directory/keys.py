@@ -1,7 +1,7 @@
 """Finding the batches of a key: by the index of a sealed segment, in memory for one that has none.
 
-Both tell where a key *may* be, by its hash; whoever reads a batch compares the real key. Neither is truth: what is
-missing or damaged is told as such, and the segment is then read whole. So are the batches of a type. Safe from several
+Both say where a key *may* be, by its hash; a reader compares the real key. Neither is truth: what is
+missing or damaged is reported, and the segment is then read whole. So are the batches of a type. Safe from several
 threads.
 """
 
@@ -17,8 +17,8 @@ from headwater.directory.log_directory import LogDirectory
 from headwater.errors import Corrupt
 from headwater.format.batch import KEY, Batch
 from headwater.format.column import Column, concat
+from headwater.format.hashes import U32, U64, key_hash, key_hashes
 from headwater.format.index import Index, KeyPages, head_bytes
-from headwater.format.keyhash import U32, U64, key_hash, key_hashes
 
 HEAD_BYTES = 64 * 1024  # of an index, read at once: nearly always all that is in front of the key entries
 GATHER_EVENTS = 65_536  # hashed at once: enough to pay for the calls, little enough to hold
@@ -84,7 +84,7 @@ class KeyIndexes:
     """The key indexes of one log's sealed segments, kept once they were used: a few KiB each."""
 
     def __init__(self, place: LogDirectory, on_damage: Callable[[int], None]) -> None:
-        """`on_damage` is told the segment whose index is damaged, of another file, or without keys."""
+        """`on_damage` is called with the segment whose index is damaged, of another file, or without keys."""
         self._place = place
         self._on_damage = on_damage
         self._generation = -1
@@ -94,7 +94,7 @@ class KeyIndexes:
     def get(self, base: int, generation: int, file_id: Callable[[], tuple[int, int]]) -> KeyIndex | None:
         """Return the key index of a segment; None if it has none that is of use. A new generation forgets all.
 
-        `file_id` tells the id and the size of the segment's file, when its index is first looked at.
+        `file_id` returns the id and the size of the segment's file, when its index is first looked at.
         """
         if generation != self._generation:
             self._found, self._unusable, self._generation = {}, {}, generation
@@ -105,11 +105,11 @@ class KeyIndexes:
         return self._found.get(base) if generation == self._generation else None
 
     def forget(self, base: int) -> None:
-        """The index is not what it was: read the file again."""
+        """Read the index again when it is needed: it has changed."""
         self._found.pop(base, None)
 
     def damaged(self, base: int) -> None:
-        """The index is of no use as long as it is this file; told once."""
+        """Do not use this file of an index any more; `on_damage` is called once for it."""
         self.forget(base)
         identity = self._place.disk.inode(self._place.index(base))
         if self._unusable.get(base) != identity:

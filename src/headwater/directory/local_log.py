@@ -7,34 +7,38 @@ which starts over with descriptors of its own.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from headwater.directory import copying, recovery
-from headwater.directory.archived import ArchivedSegments
 from headwater.directory.blobs import BlobSpool, StoredBlob
 from headwater.directory.group import Group, WriterTurn
-from headwater.directory.log_cursor import SegmentCursor, TypeTest
+from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.log_reader import LogReader
 from headwater.directory.log_writer import LogWriter
+from headwater.directory.parts import ArchivedSegments
 from headwater.directory.producer_memory import ProducerMemory
 from headwater.directory.repair import Action
 from headwater.directory.sealer import seal_all
 from headwater.directory.tail import Tail
 from headwater.errors import Corrupt, HeadwaterError, Unavailable
-from headwater.event import Blob, Content
+from headwater.event import Blob, Content, time_of
 from headwater.format.batch import LOST, Batch
 from headwater.format.losses import Ranges
 from headwater.format.names import file_of
 from headwater.format.producers import Producer, ProducerState
 from headwater.format.segment import SegmentHeader
 from headwater.format.tail import TailSlot
-from headwater.log.extents import Extents
-from headwater.log.failures import deleted
+from headwater.info import PartitionInfo
+from headwater.log.log import Extents, TypeTest, deleted
+from headwater.log.reading import time_at
 from headwater.log.rows import Rows
 from headwater.log.upload import BlobUpload
+
+STATES = ("open", "frozen: a sync failed", "frozen: a write failed", "being deleted", "open: rolling")
 
 
 def create(place: LogDirectory, base: int = 0, previous_ticks: int = 0) -> None:
@@ -100,7 +104,7 @@ class LocalLog:
         self._group.append_all(group)
 
     def learn_keys(self, rows: Rows) -> None:
-        """Read the keys of the active segment before the lock is taken, if nobody has: it may take long.
+        """Read the keys of the active segment before the lock is taken, unless that was done: it may take long.
 
         So may fetching from the archive, where the key may be: what is fetched here is there when the lock is held.
         """
@@ -149,14 +153,14 @@ class LocalLog:
     seen = end  # a look costs nothing
 
     def pause_s(self) -> None:
-        """The process that appends wakes all who sleep on the tail."""
+        """Return None: the process that appends wakes all threads that sleep on the tail."""
 
     def state(self) -> TailSlot:
         """Return what is visible, durable and last."""
         return self._reader.slot()
 
     def secured(self) -> int:
-        """Up to where it is durable."""
+        """Return up to where it is durable."""
         return self.state().secured_offset
 
     def batches(
@@ -175,7 +179,7 @@ class LocalLog:
         return self._reader.batches(start, stop, backwards=backwards, types=types, key=key)
 
     def stored(self, start: int, stop: int) -> Iterator[Batch]:
-        """Every batch that holds the offsets from `start` to `stop`, also those that stand for lost events."""
+        """Return every batch that holds the offsets from `start` to `stop`, also those that stand for lost events."""
         return SegmentCursor(self._reader, start).batches(stop, lost=True)
 
     def take(self, batches: Sequence[Batch], spooled: Mapping[int, Path]) -> None:
@@ -204,7 +208,7 @@ class LocalLog:
     def remember(self, known: dict[str, ProducerState]) -> bool:
         """Remember what another log of the same uuid remembers of producers, durably; False if it must wait.
 
-        Nothing that it tells may be behind the end of this log.
+        Nothing in it may be behind the end of this log.
         """
         with self._group.exclusive() as writer:
             done, rolled = writer.remember(known)
@@ -228,7 +232,7 @@ class LocalLog:
         return self._reader.ticks_before_start()
 
     def first_ticks(self, start: int) -> int | None:
-        """Return the ticks of the event at `start`, the oldest one, if the archive tells them.
+        """Return the ticks of the event at `start`, the oldest one, if the archive has them.
 
         None if it is read here.
         """
@@ -246,8 +250,44 @@ class LocalLog:
         """Return the offsets from `start` to before `stop` whose events are lost: damaged, and cut out by `repair`."""
         return self._reader.losses.between(start, stop)
 
+    def known_lost(self) -> Ranges:
+        """Return the lost offsets; none where damage, which `check` reports, hides them."""
+        with contextlib.suppress(HeadwaterError):
+            return self.lost(self.start(), self.end())
+        return []
+
+    def info(self) -> PartitionInfo:
+        """Return what `describe` says of this partition."""
+        place = self.place
+        start, local = self.start(), self.local_start()
+        state = self.state()  # after them: retention may delete meanwhile, and an end only grows
+        names = place.disk.names(place.path)
+        known = self.archived.known() if self.archived is not None else None
+        lost = self.known_lost()
+        return PartitionInfo(
+            place.partition,
+            start,
+            state.visible_offset,
+            state.durable_offset,
+            sum(name.endswith(".log") for name in names),
+            sum(name.endswith(".index") for name in names),
+            _bytes_below(place.path),
+            self._first_time(lost[0][1] if lost and lost[0][0] == start else start, state.visible_offset),
+            time_of(state.last_ticks).isoformat() if state.last_ticks else None,
+            STATES[state.state],
+            recovery.reports(place),
+            known.end if known is not None else None,
+            local if local > start else None,
+            state.segment,
+            lost,
+        )
+
+    def _first_time(self, start: int, end: int) -> str | None:
+        ticks = self.first_ticks(start)  # it is not fetched from the archive for that
+        return time_of(ticks).isoformat() if ticks is not None else time_at(self, start, end)
+
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop` can be cut: at batches, or whole segments in the archive."""
+        """Return where the offsets from `start` to before `stop` can be cut: at batches, or at archived segments."""
         return self._reader.extents(start, stop, whole)
 
     def blob(self, batch: Batch) -> Blob:
@@ -268,11 +308,11 @@ class LocalLog:
         tail = self._reader.wait_on()
         if tail is not None and tail.writable and tail.busy() and not self._group.led:
             with contextlib.suppress(HeadwaterError), self._group.exclusive() as writer:
-                if writer.abandoned():
+                if writer.held.is_abandoned():
                     writer.recover()
 
     def transacting(self) -> WriterTurn:
-        """The writer, for a transaction or a deletion by the caller's thread, which takes several in one order."""
+        """Return the writer's turn for a transaction or a deletion, which takes several in one order."""
         return self._group.exclusive()
 
     def sync(self) -> None:
@@ -280,14 +320,14 @@ class LocalLog:
         with self._group.exclusive() as writer:
             writer.sync()
 
-    def frozen(self) -> int | None:
+    def frozen_state(self) -> int | None:
         """Return the state of the log if it is frozen, by a look at memory; None if it is not, or was never used."""
-        return self._group.writer.frozen()
+        return self._group.writer.held.frozen_state()
 
     def thaw(self) -> None:
         """Bring a frozen log back, as opening it again does; raises what keeps it frozen."""
         with self._group.exclusive() as writer:
-            writer.thaw()
+            writer.held.thaw()
 
     def roll(self, *, tell: bool = True) -> bool:
         """Begin a new segment; False if the active one is empty. `tell` has the old one sealed in the background."""
@@ -311,7 +351,7 @@ class LocalLog:
 
     def idle(self) -> bool:
         """Release all that it holds, if it can be rebuilt when needed; False if it is in use, or frozen."""
-        if not self._group.rest(lambda writer: not writer.froze()):
+        if not self._group.rest(lambda writer: not writer.held.has_frozen()):
             return False
         self._reader.close()
         return True
@@ -319,7 +359,7 @@ class LocalLog:
     def close(self) -> None:
         """Release all files, after appends under way."""
         with self._group.exclusive() as writer:
-            self._group.let_go(writer)
+            self._group.close_files(writer)
         self._reader.close()
 
     def after_fork(self) -> None:
@@ -345,7 +385,7 @@ class LocalLog:
 
 
 def _identity(place: LogDirectory) -> int | None:
-    """Return what tells this log from one that is made in its place later; None without a lock on read-only media."""
+    """Return what distinguishes this log from a later one in its place; None without a lock on read-only media."""
     disk = place.disk
     if disk.inode(place.lock) is None:
         if disk.inode(place.path) is None:
@@ -356,3 +396,14 @@ def _identity(place: LogDirectory) -> int | None:
         with contextlib.suppress(OSError):  # it was removed: it is empty, and any new one serves
             disk.close(disk.create(place.lock))
     return disk.inode(place.lock)
+
+
+def _bytes_below(path: os.PathLike[str]) -> int:
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(directory, name)).st_size
+            except FileNotFoundError:  # sealed or deleted meanwhile
+                continue
+    return total

@@ -11,7 +11,7 @@ import contextlib
 
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.segment import read_header
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import locked
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format import history as format
 from headwater.format import settings

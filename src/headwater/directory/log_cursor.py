@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from headwater.directory.segment import SegmentFile, StaleSegment
@@ -11,13 +11,12 @@ from headwater.format.batch import LOST, Batch, corrupt
 from headwater.format.losses import Ranges, total, warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
+from headwater.log.log import TypeTest
 
 if TYPE_CHECKING:
     from headwater.directory.log_reader import LogReader
 
 SCAN_BYTES_MAX = 256 * 1024  # so near the end of the active segment, reading on is quicker than looking for a key
-
-TypeTest = Callable[[bytes], bool]
 
 
 class SegmentCursor:
@@ -37,12 +36,12 @@ class SegmentCursor:
         """Yield the batches from here to the one that holds `stop - 1`, moving along; ends at what is visible.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither. `lost`: those that stand
-        for lost events come, too; else they are counted, and a warning tells of them.
+        for lost events come, too; else they are counted, and logged as a warning.
         """
         while True:
             try:
                 yield from self._batches(stop, types, key, lost=lost)
-            except StaleSegment:  # the reader paused for long: go on in the file that is there now
+            except StaleSegment:  # the reader paused for long: continue in the file that is there now
                 self._segment = None
             else:
                 return
@@ -84,7 +83,7 @@ class SegmentCursor:
             active = self._find(slot)
             if reader.end_position(active, slot) - self._position < SCAN_BYTES_MAX:
                 return False
-        found = reader.places(base, slot, types, key)
+        found = reader.lookup.find(base, slot, types, key)
         if found is None:
             return False
         self._segment = None

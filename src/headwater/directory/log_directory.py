@@ -102,7 +102,7 @@ class LogDirectory(msgspec.Struct, frozen=True):
             self.disk.close(self.disk.create(self.path / file_of(base, "oldest")))
 
     def marked(self) -> int | None:
-        """Return the highest offset that the log may begin at; None if nobody has shortened it."""
+        """Return the highest offset that the log may begin at; None if it was never shortened."""
         marks = (offset_of(name, "oldest") for name in self.disk.names(self.path))
         return max((base for base in marks if base is not None), default=None)
 

@@ -7,36 +7,29 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from headwater.directory import recovery
-from headwater.directory.archived import ArchivedSegments
+from headwater.directory.batch_lookup import BatchLookup, BatchPositions, last_of
 from headwater.directory.holes import beginning, missing
-from headwater.directory.key_places import NOWHERE, Places, last_of, wanted_batches
 from headwater.directory.keys import KeyIndexes
-from headwater.directory.log_cursor import SegmentCursor, TypeTest
+from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.losses import Losses
-from headwater.directory.segment import SegmentFile, StaleSegment
+from headwater.directory.parts import ArchivedSegments
+from headwater.directory.segment import OpenSegments, SegmentFile, StaleSegment
 from headwater.directory.tail import Tail
 from headwater.disk.open_files import open_files
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unsupported
 from headwater.format.batch import LOST, Batch
 from headwater.format.history import HistoryFile
-from headwater.format.keyhash import key_hash
 from headwater.format.losses import warn, within
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import DELETING, OPEN, TailSlot
-from headwater.log.extents import Extents, joined
-from headwater.log.failures import deleted, offset_gone
-
-OPEN_SEGMENTS_MAX = 32  # of a log, kept between reads: a key's history may touch as many again and again
-OPEN_SEGMENTS_FEW = 8  # when the process has many files open: it may read many logs, and each takes memory
+from headwater.log.log import Extents, TypeTest, deleted, joined, offset_gone
 
 
 class LogReader:
@@ -52,7 +45,7 @@ class LogReader:
     ) -> None:
         """`identity` is the inode of the log's lock: another one there means another log.
 
-        `on_damage` is told the segment whose index cannot be used. What was deleted here may be among the `archived`.
+        `on_damage` is called with a segment whose index cannot be used. What was deleted here may be `archived`.
         """
         self._place = place
         self._identity = identity
@@ -63,16 +56,16 @@ class LogReader:
         self._bases: list[int] = []
         self._local = 0  # the first of them that is on the local disk, as far as is known
         self._archived = archived
-        self._doubt: HeadwaterError | None = None  # why it cannot be told where the log begins
+        self._doubt: HeadwaterError | None = None  # why it is not known where the log begins
         self._joined: dict[int, int] = {}  # of each segment that was found to lead up to the next, where that begins
-        self._segments: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()
-        self._opening = threading.Lock()  # protects `_segments`
+        self._segments = OpenSegments(place)
         self.key_indexes = KeyIndexes(place, on_damage)
+        self.lookup = BatchLookup(self, archived)
         self.losses = Losses(self, place)
         self.used = 0  # the turn of `open_files` in which it was last
 
     def slot(self) -> TailSlot:
-        """What is visible now."""
+        """Return what is visible now."""
         self.used = open_files.turn
         tail = self._tail
         slot = tail.newest() if tail is not None else self._still
@@ -81,23 +74,23 @@ class LogReader:
         return slot
 
     def glance(self) -> TailSlot | None:
-        """What is visible, as far as that can be told without a wait: None if the log must be recovered first."""
+        """Return what is visible, without waiting; None if the log must be recovered first."""
         tail = self._tail or self._open_tail()
         slot = tail.newest() if tail is not None else None
         return slot if slot is not None and slot.boot_id == self._boot_id and slot.state == OPEN else None
 
     def start(self) -> int:
-        """The oldest readable offset."""
+        """Return the oldest readable offset."""
         slot = self.slot()
         bases = self._known_bases(slot)
         if self._doubt is not None:
             return self._oldest()
-        if bases and (bases[0] == slot.segment or self.archived_part(bases[0]) is not None or self._is_here(bases[0])):
+        if bases and (bases[0] == slot.segment or self.archived_part(bases[0]) is not None or self.is_here(bases[0])):
             return bases[0]
         return self._oldest()  # retention, of any process, has deleted what was the oldest
 
     def ticks_before_start(self) -> int:
-        """The ticks of the last event before the oldest readable one; 0 if there never was one."""
+        """Return the ticks of the last event before the oldest readable one; 0 if there never was one."""
         while True:
             try:
                 return self._previous_ticks(self.start(), self.slot())
@@ -108,14 +101,14 @@ class LogReader:
                     raise
 
     def wait_on(self) -> Tail | None:
-        """The tail to sleep on; None if the log cannot change."""
+        """Return the tail to sleep on; None if the log cannot change."""
         self.slot()
         while (tail := self._tail) is None and self._still is None:
             self.slot()  # it came to rest in between
         return tail
 
     def wake(self) -> None:
-        """Wake whoever sleeps on the tail, also if this reader has come to rest since."""
+        """Wake the threads that sleep on the tail, also if this reader has come to rest since."""
         tail = self._tail or Tail.open(self._place)
         if tail is not None:
             tail.wake()
@@ -129,7 +122,7 @@ class LogReader:
         types: TypeTest | None = None,
         key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets from `start` to `stop`, whole.
+        """Return the batches that hold the offsets from `start` to `stop`, whole.
 
         Those that cannot hold a wanted type or the key are left out; others may hold neither.
         """
@@ -138,9 +131,9 @@ class LogReader:
         return SegmentCursor(self, start).batches(stop, types, key)
 
     def version(self, key: bytes, slot: TailSlot) -> int | None:
-        """The offset of the key's last event among those that `slot` makes visible; None if there is none.
+        """Return the offset of the key's last event among those that `slot` makes visible; None if there is none.
 
-        Takes no lock of the log, so that a writer may ask while it holds that.
+        Takes no lock of the log, so that a writer may call it while it holds that.
         """
         try:
             for batch in self._backwards(0, slot.visible_offset, None, key, slot):
@@ -153,14 +146,14 @@ class LogReader:
         return None
 
     def offset_at(self, ticks: int) -> int:
-        """The first offset whose event has these ticks or later ones; the end if there is none."""
+        """Return the first offset whose event has these ticks or later ones; the end if there is none."""
         while True:
             try:
                 return self._offset_at(ticks)
             except StaleSegment:
                 continue
             except NotFound as error:
-                if error.code != "offset_gone":  # else retention came in between: look again in what is left
+                if error.code != "offset_gone":  # else retention came in between: search what is left
                     raise
 
     def _offset_at(self, ticks: int) -> int:
@@ -190,7 +183,7 @@ class LogReader:
         return found
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop` can be cut: at batches, by what the indexes say.
+        """Return where the offsets from `start` to before `stop` can be cut: at batches, by what the indexes say.
 
         A part of a segment that has up to `whole` bytes is not looked into; nor is one that is in the archive alone.
         """
@@ -206,7 +199,7 @@ class LogReader:
         return joined(found)
 
     def _extents(self, base: int, start: int, stop: int, whole: int, slot: TailSlot) -> Extents:
-        """Those of one segment."""
+        """Return those of one segment."""
         part = self.archived_part(base)
         if part is not None:
             return Extents.of([start], [part.log_bytes * (stop - start) // (part.end - part.start)])
@@ -224,30 +217,34 @@ class LogReader:
         return Extents(starts, np.diff(positions, append=max(last, int(positions[-1]))))
 
     def local_start(self) -> int:
-        """The oldest offset that is on the local disk; what is before it is in the archive, or gone."""
+        """Return the oldest offset that is on the local disk; what is before it is in the archive, or gone."""
         self.start()
         return self._local
 
     def archived_part(self, base: int) -> HistoryFile | None:
-        """The file of a segment that is in the archive and not here, as far as is known without a look; else None."""
+        """Return the file of a segment that is in the archive only, as far as is known without a look; else None."""
         return self._archived.part(base) if self._archived is not None and base < self._local else None
 
+    def is_archived_only(self, base: int) -> bool:
+        """Return whether a segment is in the archive and not here, as far as is known without a look."""
+        return self._archived is not None and base < self._local
+
     def in_archive(self) -> bool:
-        """Whether the oldest events are only in the archive, as far as is known without a look."""
+        """Return whether the oldest events are only in the archive, as far as is known without a look."""
         return bool(self._bases) and self._bases[0] < self._local
 
     def first_ticks(self, base: int) -> int | None:
-        """The ticks of the first event of a segment that is in the archive alone; None if it is here, or has none."""
+        """Return the ticks of the first event of a segment that is in the archive only; None for others."""
         part = self.archived_part(base)
         return None if part is None else part.first_ticks or None
 
     def _previous_ticks(self, base: int, slot: TailSlot) -> int:
-        """The ticks of the last event before a segment, which is not fetched from the archive for that."""
+        """Return the ticks of the last event before a segment, which is not fetched from the archive for that."""
         part = self.archived_part(base)
         return part.previous_ticks if part is not None else self.segment(base, slot).header.previous_ticks
 
     def _offset_near_end(self, segment: SegmentFile, slot: TailSlot, ticks: int) -> int:
-        """The first offset of the active segment with these ticks or later ones, looked for from its end."""
+        """Return the first offset of the active segment with these ticks or later ones, searching from its end."""
         found = slot.visible_offset
         for batch in segment.backwards(self.end_position(segment, slot), found):
             if batch.last_ticks < ticks:
@@ -256,7 +253,7 @@ class LogReader:
         return found
 
     def locate(self, segment: SegmentFile, slot: TailSlot, offset: int) -> tuple[int, int]:
-        """Position and base offset of the batch that holds an offset: from the nearer end of an active segment."""
+        """Return position and base offset of the batch that holds an offset, from the nearer end of a segment."""
         end = self.end_position(segment, slot)
         active = segment.base == slot.segment and not segment.header.packed
         if active and slot.visible_offset - offset < offset - segment.base:
@@ -268,12 +265,12 @@ class LogReader:
         return int(batches.positions[number]), int(batches.offsets[number])
 
     def segment(self, base: int, slot: TailSlot) -> SegmentFile:
-        """An open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive.
+        """Return an open segment; raises NotFound, with the oldest offset, if it was deleted and is not in the archive.
 
-        Raises Corrupt if it is missing though nobody deleted it.
+        Raises Corrupt if it is missing though retention did not delete it.
         """
         try:
-            return self._open(base, slot)
+            return self._segments.get(base, slot, here=base == slot.segment or self.is_here(base))
         except Corrupt:
             self._check_identity()
             raise
@@ -288,46 +285,8 @@ class LogReader:
                 raise gone from None
             raise missing(self._place, base, self.end_offset(base, slot)) from error
 
-    def _open(self, base: int, slot: TailSlot) -> SegmentFile:
-        there = base == slot.segment or self._is_here(base)
-        with self._opening:
-            found = self._segments.get(base)
-            if (
-                found is None
-                or found[1] != slot.generation
-                or not there
-                or found[0].stale()
-                or (base != slot.segment and found[0].replaced())
-            ):
-                found = self._segments[base] = SegmentFile(self._place, base, rests=True), slot.generation
-            self._segments.move_to_end(base)
-            most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
-            while len(self._segments) > most:
-                # The active one stays: what it knows of its keys would take long to learn again.
-                del self._segments[next(other for other in self._segments if other != slot.segment)]
-            return found[0]
-
-    def places(self, base: int, slot: TailSlot, types: TypeTest | None, key: bytes | None) -> Places | None:
-        """Where the batches of a segment are that may hold a wanted type and the key; None if that is not known."""
-        archived = self._archived if types is not None and self.archived_part(base) is not None else None
-        if archived is not None and not archived.may_hold(base, types, None):
-            return NOWHERE
-        found = self._places_of_key(base, slot, key_hash(key)) if key is not None else None
-        if types is None or (found is not None and not found.positions):
-            return found
-        segment = self.segment(base, slot) if found is None else found.segment
-        assert segment is not None
-        index = segment.index()
-        wanted = wanted_batches(index, types)
-        if index is None or wanted is None:
-            if segment.index_damaged:
-                self.key_indexes.damaged(base)
-            return found
-        typed: list[int] = index.positions[wanted].tolist()
-        return Places(segment, typed if found is None else sorted(set(typed).intersection(found.positions)))
-
     def end_offset(self, base: int, slot: TailSlot) -> int:
-        """Where the events of a segment end."""
+        """Return where the events of a segment end."""
         bases = self._known_bases(slot)
         at = bisect_right(bases, base)
         return bases[at] if at < len(bases) else slot.visible_offset
@@ -337,64 +296,24 @@ class LogReader:
         end = self.end_offset(base, slot)
         if base == slot.segment or base < self._local or self._joined.get(base) == end:
             return  # what is in the archive alone was found to be without a gap
-        if self._archived is not None and self._archived.part(base) is not None and not self._is_here(base):
+        if self._archived is not None and self._archived.part(base) is not None and not self.is_here(base):
             return  # it was dropped just now
         ended = self.segment(base, slot).end_offset()
         if ended >= end:
             self._joined[base] = end
-        elif self._is_here(ended):
+        elif self.is_here(ended):
             self._bases = []  # the file system did not list it
         elif ended < stop:
             raise missing(self._place, ended, end)
 
-    def _places_of_key(self, base: int, slot: TailSlot, hash: int) -> Places | None:
-        found = self._indexed(base, slot, hash) if base != slot.segment else None
-        if found is None:
-            segment = self.segment(base, slot)
-            positions = segment.key_positions(hash, self.end_position(segment, slot))
-            found = None if positions is None else Places(segment, positions)
-        return found
-
-    def _indexed(self, base: int, slot: TailSlot, hash: int) -> Places | None:
-        """Where a key may be in a sealed segment; None if it has no sound index."""
-        archived, found = self._archived, None
-        if archived is None or base >= self._local:
-            found = self._look_up(self.key_indexes, base, slot, hash, lambda: self.segment(base, slot).identity())
-        if found is None and archived is not None and archived.part(base) is not None and not self._is_here(base):
-            if not archived.may_hold(base, None, hash):
-                return NOWHERE
-            identity = archived.open(base).identity  # fetched with its index
-            found = self._look_up(archived.key_indexes, base, slot, hash, identity)
-        return found
-
-    def _look_up(
-        self, indexes: KeyIndexes, base: int, slot: TailSlot, hash: int, identity: Callable[[], tuple[int, int]]
-    ) -> Places | None:
-        for doubt in (indexes.forget, indexes.damaged):  # the first time, the file may have been made anew
-            index = indexes.get(base, slot.generation, identity)
-            if index is None:
-                return None
-            try:
-                positions = index.positions(hash)
-            except (FileNotFoundError, Corrupt):
-                doubt(base)
-                continue
-            if not positions:
-                return NOWHERE
-            segment = self.segment(base, slot)
-            if segment.header.file_id == index.file_id:
-                return Places(segment, positions)
-            indexes.forget(base)
-        return None
-
     def end_position(self, segment: SegmentFile, slot: TailSlot) -> int:
-        """Where the readable bytes of a segment end."""
+        """Return where the readable bytes of a segment end."""
         if segment.base == slot.segment and not segment.header.packed:
             return slot.visible_position
         return segment.size()
 
     def base_of(self, offset: int, slot: TailSlot) -> int:
-        """The first offset of the segment that holds an offset."""
+        """Return the first offset of the segment that holds an offset."""
         bases = self._known_bases(slot)
         at = bisect_right(bases, offset) - 1
         if at < 0:
@@ -402,21 +321,19 @@ class LogReader:
         return bases[at]
 
     def gone(self, offset: int) -> NotFound:
-        """That retention has deleted an offset."""
+        """Return the error for an offset that retention has deleted."""
         return offset_gone(self._place, offset, self._oldest())
 
     def close(self) -> None:
-        """Let go of the files; batches that were handed out stay valid, and it can be used again."""
-        with self._opening:
-            self._segments.clear()
+        """Close the files; batches that were handed out stay valid, and it can be used again."""
+        self._segments.clear()
         self._tail = None
         if self._archived is not None:
             self._archived.close()
 
     def after_fork(self) -> None:
         """In a forked child: drop what another thread of the parent may have been changing."""
-        self._opening = threading.Lock()
-        self._segments.clear()
+        self._segments.after_fork()
         if self._archived is not None:
             self._archived.after_fork()
 
@@ -459,7 +376,7 @@ class LogReader:
         return self._still
 
     def _known_bases(self, slot: TailSlot) -> list[int]:
-        """The segments up to the active one, those in the archive alone among them.
+        """Return the segments up to the active one, with those that are in the archive only.
 
         A later one, which a roll is just making, is not in use. Those at the beginning may have been deleted since.
         None at all if the slot is that old.
@@ -470,7 +387,7 @@ class LogReader:
             local = bases[0] if bases else slot.segment
             self._doubt = None
             if bases and bases[-1] != slot.segment:
-                bases.append(slot.segment)  # it is missing, which whoever reads it is told; or retention deleted it
+                bases.append(slot.segment)  # it is missing, and reading it raises; or retention deleted it
             if local and bases:
                 try:
                     before = self._archived.before(local) if self._archived is not None else []
@@ -480,15 +397,15 @@ class LogReader:
                     self._doubt = error  # what is here can be read all the same
             self._local, self._bases = local, bases
             self._joined = {base: end for base, end in self._joined.items() if base >= local}
-            self._let_go(local)
+            self._segments.drop_before(local)
         return bases
 
-    def _is_here(self, base: int) -> bool:
-        """Whether a segment is on the local disk now."""
+    def is_here(self, base: int) -> bool:
+        """Return whether a segment is on the local disk now."""
         return self._place.disk.inode(self._place.segment(base)) is not None
 
     def _oldest(self) -> int:
-        """The first offset of the oldest segment that is there now."""
+        """Return the first offset of the oldest segment that is there now."""
         while True:
             slot, self._bases = self.slot(), []
             bases = self._known_bases(slot)
@@ -496,28 +413,22 @@ class LogReader:
                 raise self._doubt
             if bases:
                 return bases[0]
-            if self.slot() == slot:  # nobody rolled meanwhile: the active one must have been there
+            if self.slot() == slot:  # no roll came in between: the active one must have been there
                 raise missing(self._place, slot.segment, slot.visible_offset)
-
-    def _let_go(self, oldest: int) -> None:
-        """Close what was deleted, so that its space is given back; whoever reads it keeps it."""
-        with self._opening:
-            for base in [base for base in self._segments if base < oldest]:
-                del self._segments[base]
 
     def _backwards(
         self, start: int, stop: int, types: TypeTest | None, key: bytes | None, slot: TailSlot, *, tell: bool = False
     ) -> Iterator[Batch]:
-        """The batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones on the way."""
+        """Yield the batches that hold the offsets before `stop`, back to `start`. `tell`: warn of lost ones."""
         stop = min(stop, slot.visible_offset)
         while start < stop:
             bases = self._known_bases(slot)
-            if not bases or stop <= bases[0]:  # all that is there was read, and more was asked for
+            if not bases or stop <= bases[0]:  # all that is there was read, and more is wanted
                 raise self.gone(start)
             try:
                 self.check_joined(self.base_of(stop - 1, slot), slot, stop)
                 base = self.base_of(stop - 1, slot)
-                found = self.places(base, slot, types, key) if types is not None or key is not None else None
+                found = self.lookup.find(base, slot, types, key) if types is not None or key is not None else None
                 lost = self.losses.of(base, slot) if found is not None and tell else []
                 for batch in self._segment_backwards(base, slot, stop, found):
                     if found is None and tell and batch.flags & LOST:
@@ -528,13 +439,13 @@ class LogReader:
                     stop = min(stop, batch.base_offset)
                     if not batch.flags & LOST:
                         yield batch
-            except StaleSegment:  # whoever reads paused for long: go on in the file that is there now
+            except StaleSegment:  # the reader paused for long: continue in the file that is there now
                 continue
             warn(self._place, within(lost, max(start, base), stop)[::-1])
             stop = base
 
-    def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: Places | None) -> Iterator[Batch]:
-        """The batches of one segment from the one that holds `stop - 1` back: those found, or all."""
+    def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: BatchPositions | None) -> Iterator[Batch]:
+        """Yield the batches of one segment from the one that holds `stop - 1` back: those found, or all."""
         segment = self.segment(base, slot) if found is None else found.segment
         if segment is None:
             return

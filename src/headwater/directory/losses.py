@@ -8,25 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.segment import SegmentFile
 from headwater.format.losses import Ranges, merged, within
-from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
 
 if TYPE_CHECKING:
     from headwater.directory.log_reader import LogReader
-
-
-def stored_losses(place: LogDirectory) -> Ranges:
-    """Return the lost offsets of a log that nobody has open, from its files. Raises Corrupt on damage."""
-    found: Ranges = []
-    for base in place.segments():
-        segment = SegmentFile(place, base)
-        try:
-            found += segment.lost(segment.data_end(HEADER_BYTES))
-        finally:
-            segment.close()
-    return merged(found)
 
 
 class Losses:
@@ -59,7 +45,7 @@ class Losses:
         if not self._any():
             return []
         if self._known[0] != slot.generation:
-            self._known = slot.generation, {}  # a repair made segments anew
+            self._known = slot.generation, {}  # a repair rewrote segments
         known = self._known[1]
         if base in known:
             return known[base]

@@ -1,12 +1,18 @@
-"""What other rooms hand to a `Directory` when it is opened: its consumers, its archive, and whether it is a replica."""
+"""What other rooms hand to a `Directory` when it is opened: its consumers, its archive, and whether it is a replica.
+
+`headwater.history` implements `ArchivedSegments`: events that are in an archive and not on the local disk. Archived
+files lead up to the oldest local segment, and each is read as a segment.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from headwater.directory.archived import ArchivedSegments
+from headwater.directory.keys import KeyIndexes
 from headwater.directory.log_directory import LogDirectory
-from headwater.format.history import HistoryManifest
+from headwater.directory.segment import SegmentFile
+from headwater.format.history import HistoryFile, HistoryManifest, LocalManifest
 from headwater.format.settings import Replica, TopicRecord
 
 
@@ -64,3 +70,35 @@ class DirectoryParts(NamedTuple):
     consumers: ConsumerFiles
     archive: LocalArchive
     replica: ReplicaState
+
+
+class ArchivedSegments(Protocol):
+    """What is archived of one log. Safe from several threads."""
+
+    @property
+    def key_indexes(self) -> KeyIndexes:
+        """Return the key indexes of the segments that were fetched."""
+
+    def known(self) -> LocalManifest | None:
+        """Return what is archived, as far as the directory knows; None if nothing is."""
+
+    def before(self, local: int) -> list[int]:
+        """Return the first offsets of the segments that lead up to `local`, the oldest on the local disk."""
+
+    def part(self, base: int) -> HistoryFile | None:
+        """Return what is archived as the segment that begins with this offset; None if nothing is."""
+
+    def may_hold(self, base: int, types: Callable[[bytes], bool] | None, hash: int | None) -> bool:
+        """Tell whether an archived segment may hold a wanted type and a key of this hash. Fetches its index alone."""
+
+    def open(self, base: int) -> SegmentFile:
+        """Return an archived segment, fetched if need be. Raises Unavailable if the archive is out of reach."""
+
+    def blob(self, base: int, offset: int, reference: tuple[int, int, int]) -> Iterator[bytes] | None:
+        """Return the verified chunks of a huge event; None if it is not archived."""
+
+    def close(self) -> None:
+        """Release the files; batches that were handed out stay valid."""
+
+    def after_fork(self) -> None:
+        """Drop, in a forked child, what another thread of the parent may have been changing."""

@@ -1,7 +1,7 @@
 """What a log remembers of its producers, so that a retry gets the first answer (docs/FORMAT.md, "Producers").
 
-The truth is in the batches of the active segment and in the snapshot that was made when it was begun. For whoever
-holds the log's lock.
+The truth is in the batches of the active segment and in the snapshot that was made when it was begun. For the
+thread that holds the log's lock.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from headwater.directory.segment import SegmentFile
 from headwater.errors import Corrupt
 from headwater.format import producers as format
 from headwater.format.batch import corrupt
-from headwater.format.producers import Producer, ProducerAnswer, ProducerState, read_stamp
+from headwater.format.producers import Producer, ProducerAnswer, ProducerState, note, read_stamp, recall
 from headwater.format.segment import HEADER_BYTES
 from headwater.format.tail import TailSlot
-from headwater.log.producers import note, recall
 
 TICKS_PER_MS = 10_000
 GAPS = 7  # so many times must pass without any request before a producer is forgotten
@@ -31,7 +30,7 @@ class ProducerMemory:
         self._position = HEADER_BYTES  # up to where the active segment is read
 
     def answer(self, producer: Producer, slot: TailSlot) -> ProducerAnswer | None:
-        """Return what this request was told before; None if it is new.
+        """Return the answer that this request got before; None if it is new.
 
         Raises Fenced for an old epoch, and Conflict for an old request whose answer is forgotten.
         """

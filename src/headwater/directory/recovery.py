@@ -61,7 +61,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
             frozen = known.state == FROZEN_BY_WRITE  # what follows was refused: whole or not, it is cut
         else:
             offset, position = known.durable_offset, known.durable_position
-        # What lies behind the start is read, and may be other batches than those that an old tail tells of.
+        # What lies behind the start is read, and may be other batches than those that an old tail names.
         producers = min(known.producers_position, position)
     segment = SegmentFile(place, base)
     try:
@@ -104,7 +104,7 @@ def _goes_on(segment: SegmentFile, position: int, offset: int) -> bool:
 def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlot:
     """Cut what is torn, sync what is whole, publish it and return the new state. The caller holds the lock.
 
-    Without `believe`, the positions that the tail tells count for nothing: the last segment was rewritten.
+    Without `believe`, the positions in the tail count for nothing: the last segment was rewritten.
     """
     newest = tail.newest()
     counter, generation = (newest.counter + 1, newest.generation + 1) if newest is not None else (1, 1)
@@ -118,7 +118,7 @@ def recover(place: LogDirectory, tail: Tail, *, believe: bool = True) -> TailSlo
     fd = disk.open_write(place.segment(found.segment))
     try:
         kept = _keep(place, fd, found) if torn else ""
-        # Before the cut: a crash between the two must not leave bytes cut and nobody told.
+        # Before the cut: a crash between the two must not leave bytes cut and not reported.
         if torn or visible > found.offset:
             _report(place, found, kept, max(visible, found.offset))
         if torn:
@@ -196,7 +196,7 @@ def _sync_first(place: LogDirectory) -> None:
     """Make durable what the first events will rest on: the tail, and the name of the topic."""
     fd = place.disk.open_write(place.tail)
     try:
-        place.disk.fdatasync(fd)  # an old tail tells what may be cut after a power loss; none at all does not
+        place.disk.fdatasync(fd)  # an old tail says what may be cut after a power loss; none at all does not
     finally:
         place.disk.close(fd)
     place.disk.sync_directory(place.path.parent.parent)  # the process that made the topic may have died before this

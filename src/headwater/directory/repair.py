@@ -1,28 +1,31 @@
 """Repairing a damaged log: what cannot be read is cut out, kept beside the log, and marked as lost.
 
 `plan` only looks. `apply` runs under the log's lock. Offsets never move: where events were lost, a `lost` batch
-stands for their offsets. What is rebuildable (tail, index) is simply made again.
+stands for their offsets. What is rebuildable (tail, index) is simply rebuilt.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headwater.directory import holes
-from headwater.directory.check import Hole, Walk, check, check_tail, readable_end, walk
+from headwater.directory.check import Hole, Walk, check_log, check_tail, readable_end, settings_finding, walk
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.segment import SegmentFile
-from headwater.errors import Corrupt, NotFound
+from headwater.errors import Corrupt, NotFound, Unsupported
 from headwater.format import producers
 from headwater.format.batch import COUNT_MAX, encode_lost
 from headwater.format.names import offset_of
-from headwater.format.segment import HEADER_BYTES, SegmentHeader
+from headwater.format.segment import HEADER_BYTES, SegmentHeader, SegmentWindow
 from headwater.log.check_report import Counts, Finding
-from headwater.log.window import SegmentWindow
+
+if TYPE_CHECKING:
+    from headwater.directory.catalog import DirectoryCatalog
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -50,6 +53,23 @@ class Mend(msgspec.Struct, frozen=True):
     header_damaged: bool
 
 
+def repair_topics(
+    catalogue: DirectoryCatalog, name: str | None, mend: Callable[[LogDirectory], list[Action]]
+) -> list[Action]:
+    """Return what `mend` does to one topic of a directory, or to all, and what a person has to do."""
+    topics, broken = catalogue.survey(name)
+    what = "restore this file from a backup"
+    actions = [Action(finding.topic, -1, finding.path, what, manual=True) for finding in map(settings_finding, broken)]
+    for place in catalogue.places(topics):
+        try:
+            actions += mend(place)
+        except (Corrupt, Unsupported) as error:  # one topic's damage must not keep another from being repaired
+            what = f"{error.facts.get('reason') or error.message}: restore it from a backup, or delete the topic"
+            path = str(error.facts.get("path") or place.path)
+            actions.append(Action(place.topic, place.partition, path, what, manual=True))
+    return actions
+
+
 def plan(place: LogDirectory) -> list[Action]:
     """Return what repair would do, in order; nothing if the log is sound."""
     actions = [
@@ -58,7 +78,7 @@ def plan(place: LogDirectory) -> list[Action]:
         for what, kept in _describe(place, mend)
     ]
     actions += fill_holes(place, apply=False)
-    for finding in check(place, Counts(), lambda _: None):
+    for finding in check_log(place, Counts(), lambda _: None):
         if _rebuildable(finding):
             actions.append(_action(place, Path(finding.path), "rebuild it from the segments"))
         elif _is_snapshot(finding):
@@ -106,7 +126,7 @@ def apply(place: LogDirectory) -> list[Action]:
             for what, where in zip((what for what, _ in _describe(place, mend)), kept, strict=True)
         ]
     done += fill_holes(place, apply=True)
-    for finding in check(place, Counts(), lambda _: None):
+    for finding in check_log(place, Counts(), lambda _: None):
         if _rebuildable(finding):
             place.make_room(Path(finding.path))
             if finding.path != str(place.tail):  # the tail is mapped by others, and healed in place
@@ -136,12 +156,12 @@ def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
         else:
             what = f"start the segment over; {lost}"
             if apply:
-                _begin_anew(place, [base for base in bases if base < start][-1], start, end)
+                _restart_segment(place, [base for base in bases if base < start][-1], start, end)
         actions.append(_action(place, Path(gap.path), what, done=apply))
     return actions
 
 
-def _begin_anew(place: LogDirectory, before: int, start: int, end: int) -> None:
+def _restart_segment(place: LogDirectory, before: int, start: int, end: int) -> None:
     """Make the active segment, with a batch that stands for its lost events, behind the segment `before`."""
     segment = SegmentFile(place, before)
     try:
@@ -183,7 +203,7 @@ def _forget_producers(place: LogDirectory, path: Path, *, apply: bool) -> Action
 
 
 def _rewrite(place: LogDirectory, mend: Mend) -> list[str]:
-    """Write a segment anew without its damage; returns where the cut bytes are kept."""
+    """Rewrite a segment without its damage; returns where the cut bytes are kept."""
     segment = SegmentFile(place, mend.base, header=mend.header)
     kept: list[str] = []
     try:

@@ -1,6 +1,7 @@
 """Retention: deleting the oldest segments of a log, whole, when it outgrows what its topic keeps (docs/FORMAT.md).
 
-`due` finds the segments to delete, `delete` removes them. A segment is deleted under the lock of the log, so that
+`due` finds the segments to delete, `delete` removes them, and a `Keeper` does both for the logs of a directory, when
+they roll and when a user calls `retain`. A segment is deleted under the lock of the log, so that
 neither a repair nor a topic that is created again comes in between, and under the lock of its own file, so that no
 sealer renames a packed one over it afterwards. Appends do not wait: the log's lock is held for the removal of one
 name; the syncs come after it. Safe from any thread and process.
@@ -9,27 +10,42 @@ name; the syncs come after it. Safe from any thread and process.
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+from uuid import UUID
 
 import msgspec
 
+from headwater.directory import local_manifest
 from headwater.directory.failures import being_sealed, locked, unavailable
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.seal import BUSY_POLL_S
+from headwater.directory.parts import LocalArchive
+from headwater.directory.sealer import BUSY_POLL_S
 from headwater.directory.segment import read_header
 from headwater.directory.tail import Tail
 from headwater.disk.disk import wait_for_lock
-from headwater.errors import Corrupt, NotFound, Unavailable
+from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable
 from headwater.format import segment as segment_format
-from headwater.format.names import offset_of
+from headwater.format.history import HistoryManifest
+from headwater.format.names import log_uuid, offset_of
 from headwater.format.segment import HEADER_BYTES
-from headwater.format.tail import TailSlot
+from headwater.format.settings import Retention, TopicRecord, TopicSettings
+from headwater.format.tail import OPEN, TailSlot
 from headwater.info import DeletedSegment
-from headwater.log.failures import deleted
-from headwater.log.retention_rules import TICKS_PER_MS, Rules, surplus
+from headwater.log.log import deleted
+from headwater.log.retention_rules import TICKS_PER_MS, Rules, Slowest, bound_of, no_consumers, surplus
+from headwater.log.topic_rules import with_retention
+
+if TYPE_CHECKING:
+    from headwater.directory.catalog import DirectoryCatalog
+    from headwater.directory.local_log import LocalLog
+
+log = logging.getLogger("headwater")
 
 Outcome = Literal["deleted", "gone", "busy"]  # by this call, by another process, or not because it is being sealed
 
@@ -43,7 +59,7 @@ class SegmentFiles(msgspec.Struct, frozen=True):
 
 
 def survey(place: LogDirectory, slot: TailSlot) -> list[SegmentFiles]:
-    """The segments of a log, oldest first; the active one is the last. Space that it has reserved does not count.
+    """Return the segments of a log, oldest first, the active one last. Space that it has reserved does not count.
 
     None if the slot is so old that what was active then is deleted.
     """
@@ -73,7 +89,7 @@ def due(place: LogDirectory, slot: TailSlot, segments: list[SegmentFiles], rules
 
 
 def outlived(place: LogDirectory, slot: TailSlot, rules: Rules) -> bool:
-    """Whether every event of the active segment is too old to be kept, and may go once the segment is finished."""
+    """Return whether every event of the active segment is too old to be kept: it may go once it is finished."""
     age_ms = rules.settings.retention_age_ms
     old = age_ms and slot.last_ticks < place.clock.ticks() - age_ms * TICKS_PER_MS
     return bool(old and slot.visible_position > HEADER_BYTES and rules.free(slot.visible_offset))
@@ -156,7 +172,7 @@ def orphans(place: LogDirectory, oldest: int) -> dict[int, list[str]]:
         base = _base_of(name)
         if base is not None and base < oldest and not name.endswith(".log"):
             found.setdefault(base, []).append(name)
-    # Asked for by its name: a directory that is read while a packed segment takes its place may not show either.
+    # Looked up by its name: a directory that is read while a packed segment takes its place may not show either.
     return {base: names for base, names in found.items() if place.disk.inode(place.segment(base)) is None}
 
 
@@ -166,8 +182,8 @@ def sweep(place: LogDirectory) -> None:
     try:
         left = orphans(place, bases[0]) if bases else {}
         if left:
-            # Whoever deleted the segment may have died before that was durable: if a power loss brought it back, it
-            # would need its blobs.
+            # The process that deleted a segment may have died before that was durable: if a power loss brought it
+            # back, it would need its blobs.
             place.disk.sync_directory(place.path)
         for base in left:
             _remove_rest(place, base)
@@ -176,7 +192,7 @@ def sweep(place: LogDirectory) -> None:
 
 
 def _take_away(place: LogDirectory, base: int, wait_s: float) -> Outcome:
-    """Remove the file of a segment, waiting for whoever seals it; raises Unavailable when that takes too long."""
+    """Remove the file of a segment, waiting for a process that seals it; raises Unavailable if that takes too long."""
     deadline = place.clock.monotonic() + wait_s
     while (outcome := _try_to_take_away(place, base)) == "busy" and wait_s:
         if place.clock.monotonic() > deadline:
@@ -265,7 +281,7 @@ def _remove(place: LogDirectory, base: int, path: Path) -> None:
 
 
 def _last_ticks(place: LogDirectory, segment: SegmentFiles) -> int:
-    """Return the ticks of the last event of a finished segment. If they cannot be told, it counts as new."""
+    """Return the ticks of the last event of a finished segment. If they are unknown, it counts as new."""
     try:
         return read_header(place, segment.end).previous_ticks
     except (Corrupt, NotFound):
@@ -279,3 +295,127 @@ def _base_of(name: str) -> int | None:
     """
     suffix = name.partition(".")[2]
     return None if name.endswith(".tmp") else offset_of(name, suffix)
+
+
+class Keeper:
+    """Keeps the logs of one directory within the bounds of their topics."""
+
+    def __init__(
+        self,
+        catalogue: DirectoryCatalog,
+        slowest: Slowest = no_consumers,
+        archive: LocalArchive | None = None,
+        follows: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """What is not in the `archive`, if the directory has one, is not deleted.
+
+        `follows` says that it is a replica, which keeps what its source keeps, whatever its topics' settings are.
+        """
+        self.slowest = slowest
+        self._follows = follows
+        self._catalogue = catalogue
+        self._archive = archive
+        self._kept: dict[bytes, int] = {}  # of each log, the segment that had to stay when it was looked at last
+
+    def rolled(self, place: LogDirectory) -> None:
+        """Delete what a log that rolled need not keep; what cannot be deleted now is left for the next roll."""
+        try:
+            tail = Tail.open(place)
+            slot = tail.newest() if tail is not None else None
+            if slot is None or slot.boot_id != place.clock.boot_id():
+                return  # another process must recover it first
+            rules = self._rules(place)
+            if rules.bounded:
+                segments = survey(place, slot)
+                delete(place, self._archived(place, due(place, slot, segments, rules)), wait=False)
+            sweep(place)
+        except OSError as error:
+            raise unavailable(place, "old segments cannot be deleted", error) from error
+
+    def may_roll(self, place: LogDirectory, slot: TailSlot) -> None:
+        """Raise Unavailable if the log has reached its hard bound, and its topic refuses what comes then."""
+        refusal = None
+        with contextlib.suppress(HeadwaterError, OSError):  # what cannot be read is no reason to refuse an append
+            topic = self._catalogue.find(place.topic)
+            if topic.settings.overflow == "refuse":
+                rules = self._rules(place, topic)
+                if self._archive is not None and self._archive.url() is not None:
+                    # As far as the directory knows: no request over a network before an append.
+                    known = local_manifest.read(place)
+                    rules = msgspec.structs.replace(rules, archived=known.end if known is not None else 0)
+                refusal = full(place, slot, rules)
+        if refusal is not None:
+            raise refusal
+
+    def retain(
+        self,
+        logs: list[LocalLog],
+        *,
+        changes: Retention,
+        before: int | datetime | None,
+        dry_run: bool,
+    ) -> list[DeletedSegment]:
+        """Change what the topic of these logs keeps, if there are changes, and delete what it need not keep now."""
+        name = logs[0].place.topic
+        bounds = [bound_of(log, before, len(logs)) for log in logs]
+        topic = self._catalogue.find(name)
+        if changes and dry_run:
+            topic = msgspec.structs.replace(topic, settings=with_retention(topic.settings, changes))
+        elif changes:
+            topic = self._catalogue.change(name, changes)
+        found: list[DeletedSegment] = []
+        for log, (offset, ticks) in zip(logs, bounds, strict=True):
+            rules = msgspec.structs.replace(self._rules(log.place, topic), before=offset, before_ticks=ticks)
+            found += self._apply(log, rules, dry_run)
+        return found
+
+    def _apply(self, log: LocalLog, rules: Rules, dry_run: bool) -> list[DeletedSegment]:
+        place, slot = log.place, log.state()
+        segments = survey(place, slot)
+        chosen = due(place, slot, segments, rules)
+        if len(chosen) == len(segments) - 1 and slot.state == OPEN and outlived(place, slot, rules):
+            if dry_run:
+                chosen.append(segments[-1])
+            elif log.roll(tell=False):
+                slot = log.state()
+                chosen = due(place, slot, survey(place, slot), rules)
+        chosen = self._archived(place, chosen)
+        if dry_run:
+            return [_deleted(place, segment) for segment in chosen]
+        done = delete(place, chosen, wait=True)
+        sweep(place)
+        return done
+
+    def _archived(self, place: LogDirectory, chosen: list[SegmentFiles]) -> list[SegmentFiles]:
+        """Return those of the segments, up to the first that is not in the archive, which the store itself must say.
+
+        All of them if the directory has no archive. Raises Unavailable if it is out of reach: then none may go.
+        """
+        if not chosen or self._archive is None or self._archive.url() is None:
+            return chosen
+        # The store is queried only if the directory knows of something: an archiver has left a copy of the manifest.
+        known: HistoryManifest | None = local_manifest.read(place)
+        if known is not None and local_manifest.holds(place, known, chosen[0].base, chosen[0].end):
+            known = self._archive.covered(place, self._catalogue.find(place.topic))
+        for number, segment in enumerate(chosen):
+            if known is None or not local_manifest.holds(place, known, segment.base, segment.end):
+                # An archiver may be a roll behind. If it is still the same one, no archiver runs.
+                if self._kept.get(place.uuid) == segment.base:
+                    log.warning("%s: the segment at offset %d is not in the archive, and is kept", place, segment.base)
+                self._kept[place.uuid] = segment.base
+                return chosen[:number]
+        return chosen
+
+    def _rules(self, place: LogDirectory, topic: TopicRecord | None = None) -> Rules:
+        """Return what a log keeps; raises NotFound if its topic was deleted, also if another has its name now."""
+        topic = topic or self._catalogue.find(place.topic)
+        if log_uuid(UUID(topic.uuid), place.partition) != place.uuid:
+            raise deleted(place)
+        if self._follows():
+            return Rules(TopicSettings())
+        passed = self.slowest(topic, place.partition) if topic.settings.retention_consumers else None
+        return Rules(topic.settings, passed)
+
+
+def _deleted(place: LogDirectory, segment: SegmentFiles) -> DeletedSegment:
+    return DeletedSegment(place.topic, place.partition, segment.base, segment.end, segment.bytes)

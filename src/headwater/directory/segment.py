@@ -2,7 +2,7 @@
 
 A segment file is never changed below what is visible, and a sealed one is replaced as a whole, so an open
 `SegmentFile` stays right for as long as it is held. One that `rests` closes its file between two uses when the process
-has many open; if another file has its name when it is needed again, that is told. Safe from several threads.
+has many open; if another file has its name when it is needed again, that raises. Safe from several threads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,12 +24,15 @@ from headwater.format.batch import LOST, Batch, corrupt, header_sound, peek, siz
 from headwater.format.column import I64
 from headwater.format.index import Index
 from headwater.format.losses import Ranges, merged
-from headwater.format.segment import HEADER_BYTES, SegmentHeader
-from headwater.log.window import SegmentWindow
+from headwater.format.segment import HEADER_BYTES, SegmentHeader, SegmentWindow
+from headwater.format.tail import TailSlot
 
 BACKWARDS_BYTES = 64 * 1024  # how much to read at once on the way back
 BATCH_BYTES = 4 * 1024  # how much to read for one batch of unknown size: most hold a few events
 MAP_BYTES_MIN = 256 * 1024  # below this, one read is cheaper than a map and its page faults
+
+OPEN_SEGMENTS_MAX = 32  # of a log, kept between reads: a key's history may touch as many again and again
+OPEN_SEGMENTS_FEW = 8  # when the process has many files open: it may read many logs, and each takes memory
 
 _LOST = re.compile(rb"HWB1.{4}\x28\0\0\0", re.DOTALL)  # how a batch begins that has no columns
 
@@ -89,7 +93,7 @@ class SegmentFile:
         self._index_tried = False
         self._keys = KeyRuns(HEADER_BYTES, base)
         self._place = place
-        self._begins_with = self._pread(HEADER_BYTES, 0)  # what tells it from a file that takes its place
+        self._begins_with = self._pread(HEADER_BYTES, 0)  # what distinguishes it from a file that takes its place
         self.header = header or self._read_header(place.uuid)
         self._rests = rests
         if rests:
@@ -230,9 +234,9 @@ class SegmentFile:
         return self._index_tried and self._index is None
 
     def key_positions(self, hash: int, end: int) -> Positions | None:
-        """Where the batches up to position `end` are that may hold a key with this hash, ascending; without an index.
+        """Return where the batches up to position `end` are that may hold a key with this hash, ascending.
 
-        None if that cannot be told, because one of them is damaged. The first call reads the keys of all batches, later
+        None if one of them is damaged. Needs no index. The first call reads the keys of all batches, later
         ones those of new batches.
         """
         if end >= POSITION_MAX:
@@ -336,6 +340,49 @@ class SegmentFile:
 
     def __del__(self) -> None:
         self._close()
+
+
+class OpenSegments:
+    """The segments of one log that are kept open between reads, the least recently used first. Safe from any thread."""
+
+    def __init__(self, place: LogDirectory) -> None:
+        self._place = place
+        self._found: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()  # each with its generation of the log
+        self._opening = threading.Lock()  # protects `_found`
+
+    def get(self, base: int, slot: TailSlot, *, here: bool) -> SegmentFile:
+        """Return a segment, opened if need be, or if its file was replaced; raises NotFound if it is not `here`."""
+        with self._opening:
+            found = self._found.get(base)
+            if (
+                found is None
+                or found[1] != slot.generation
+                or not here
+                or found[0].stale()
+                or (base != slot.segment and found[0].replaced())
+            ):
+                found = self._found[base] = SegmentFile(self._place, base, rests=True), slot.generation
+            self._found.move_to_end(base)
+            most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
+            while len(self._found) > most:
+                # The active one stays: what it knows of its keys would take long to learn again.
+                del self._found[next(other for other in self._found if other != slot.segment)]
+            return found[0]
+
+    def drop_before(self, oldest: int) -> None:
+        """Close deleted segments, so that their space is given back; those that a read still uses stay open."""
+        with self._opening:
+            for base in [base for base in self._found if base < oldest]:
+                del self._found[base]
+
+    def clear(self) -> None:
+        with self._opening:
+            self._found.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: drop what another thread of the parent may have been changing."""
+        self._opening = threading.Lock()
+        self._found.clear()
 
 
 def read_header(place: LogDirectory, base: int) -> SegmentHeader:

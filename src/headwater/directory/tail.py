@@ -1,6 +1,6 @@
 """The mapped tail of a log: what is visible and durable, for all processes (docs/FORMAT.md, "Tail").
 
-`publish` is for whoever holds the log's lock. Everything else takes no lock: a slot that is being written has a
+`publish` is for the thread that holds the log's lock. Everything else takes no lock: a slot that is being written has a
 wrong checksum, and the other one is then the newest.
 """
 
@@ -71,12 +71,8 @@ class Tail:
         return slot
 
     def peek(self) -> TailSlot | None:
-        """The newest valid slot, for who is not the writer: what `changed` and `disturbed` tell stays as it is."""
+        """Return the newest valid slot, for other threads than the writer's: `disturbed` is not affected."""
         return format.newest(bytes(self._map))
-
-    def changed(self) -> bool:
-        """Return whether anybody has published since this object last looked or published."""
-        return self._slots.tobytes() != self._looked[0]
 
     def disturbed(self) -> bool:
         """Return whether anybody has published since, or died in the middle of a commit. The caller holds the lock."""
@@ -102,7 +98,7 @@ class Tail:
         return self._words[_BUSY] != 0
 
     def heal(self) -> None:
-        """Write anew what no publication ever touches. The caller holds the lock."""
+        """Rewrite what no publication ever touches. The caller holds the lock."""
         reserved = slice(format.RESERVED_AT, format.SLOTS_AT[0])
         if any(self._map[reserved]):
             self._disk.store(self._map, reserved.start, bytes(reserved.stop - reserved.start))

@@ -1,7 +1,7 @@
-"""Transactions: appends to several topics and partitions, and acks, all or nothing.
+"""Committing a transaction in a directory: appends to several topics and partitions, and acks, all or nothing.
 
-In one partition it is one batch, as cheap as any. Over several, the journal commits it (see `storage.journal`): locks
-in one order, one entry with the final bytes, then each log is written and made visible.
+In one partition it is one batch, as cheap as any. Over several, the journal commits it (journal.py): locks in one
+order, one entry with the final bytes, then each log is written and made visible.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from headwater.directory.group import WriterTurns
 from headwater.directory.journal import Journal, JournalFile, relative_path
 from headwater.directory.local_log import LocalLog
 from headwater.directory.log_writer import LogWriter, PreparedWrite
-from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable, within_memory
+from headwater.errors import Conflict, Fenced, HeadwaterError, Invalid, Unavailable
 from headwater.event import Event, Ref
 from headwater.format.cursors import CursorSlot
 from headwater.format.journal import Entry, JournalMove
 from headwater.format.producers import Producer
-from headwater.log.log_transaction import LogTransaction
+from headwater.log.log_committer import LogCommitter, TransactionPart
 from headwater.log.rows import Rows, one_batch
+from headwater.transaction import Acks, Requests
 
 if TYPE_CHECKING:
     from headwater.directory.cursor_file import CursorMove
@@ -40,84 +41,45 @@ class AckingConsumer(Protocol):
         """Take note that a transaction has moved its cursors."""
 
 
-@within_memory()
-class DirectoryTransaction(LogTransaction[LocalLog]):
-    """A transaction in a directory: over any topics and partitions, and with acks."""
+class DirectoryCommitter(LogCommitter[LocalLog]):
+    """Commits a transaction in a directory: over any topics and partitions, and with acks."""
 
     def __init__(self, backend: Directory, journal: Journal, *, sync: bool, producer: Producer | None = None) -> None:
         super().__init__(backend, sync=sync, producer=producer)
         self._journal = journal
-        self._acks: dict[AckingConsumer, list[Event]] = {}
 
-    def ack(self, *events: Event, consumer: AckingConsumer | None = None) -> None:
-        """Take events as handled with the rest; `consumer` is who handed them out, if that is not clear.
+    def holder(self, event: Event, consumer: object) -> object:
+        return consumer if consumer is not None else self._backend.holder(event)
 
-        Raises Invalid if no consumer of this store holds one. `commit` raises Fenced if it was taken over.
-        """
-        self._check()
-        for event in events:
-            self._acks.setdefault(consumer or cast(AckingConsumer, self._backend.holder(event)), []).append(event)
-
-    def absorb(self, other: DirectoryTransaction) -> None:
-        """Do with the rest what another one, which is over then, was to do.
-
-        Raises TooLarge if both together outgrow the limits; then neither has changed.
-        """
-        self._check()
-        other._check()
-        self._grow(other._size, other._count)
-        self._topics |= other._topics
-        self._appends += other._appends
-        for consumer, events in other._acks.items():
-            self._acks.setdefault(consumer, []).extend(events)
-        other.discard()
-
-    def commit(self) -> list[Ref]:
-        """Do it all; durable when it returns. Raises Conflict if an expected version does not hold: nothing is done.
-
-        If its producer's request was committed before, it does nothing, and returns the first answer.
-        """
-        self._check()
-        self._over = True
-        by_log = self._by_log()
+    def commit(self, requests: Requests, acks: Acks) -> list[Ref]:
+        parts = self._parts(requests)
+        by_log = self._by_log(parts)
         journaled = False
         try:
-            moves = {consumer: consumer.moves(events) for consumer, events in self._acks.items()}
+            moves = {(each := cast(AckingConsumer, key)): each.moves(events) for key, events in acks.items()}
             journaled = _commit(by_log, [move for each in moves.values() for move in each], self._journal)
         except (Conflict, Fenced, Invalid):
-            # Of a retry, versions have gone on and events are acked. What it brings tells whether it is one.
+            # In a retry, versions have moved on and events are acked. Its producer shows whether it is one.
             if self._producer is None or not _recalled(by_log):
                 raise
         else:
             for consumer, moved in moves.items():
                 consumer.moved(moved)
-        return self._settled(journaled=journaled)
+        return self._refs(parts, journaled=journaled)
 
-    def recall(self) -> list[Ref] | None:
-        """Return the answer to its producer's request, if that was committed before.
-
-        None if not: it can be committed yet.
-        """
-        self._check()
-        if self._producer is None or not _recalled(self._by_log()):
+    def recall(self, requests: Requests) -> list[Ref] | None:
+        """Return the answer to its producer's request, if that was committed before; None if it was not."""
+        parts = self._parts(requests)
+        if self._producer is None or not _recalled(self._by_log(parts)):
             return None
-        self._over = True
-        return self._settled(journaled=False)
+        return self._refs(parts, journaled=False)
 
-    def discard(self) -> None:
-        """Do nothing of it."""
-        super().discard()
-        self._acks = {}
-
-    def _add(self, log: LocalLog, rows: Rows) -> None:
-        if rows.expected is not None:
-            log.learn_keys(rows)
-        super()._add(log, rows)
-
-    def _by_log(self) -> dict[LocalLog, list[Rows]]:
+    def _by_log(self, parts: list[TransactionPart[LocalLog]]) -> dict[LocalLog, list[Rows]]:
         """Return what each log gets. A producer's stamp is on the first of it, behind which the rest stands."""
         by_log: dict[LocalLog, list[Rows]] = {}
-        for log, rows in self._appends:
+        for log, rows, _, _ in parts:
+            if rows.expected is not None:
+                log.learn_keys(rows)
             by_log.setdefault(log, []).append(rows)
         if self._producer is not None:
             for group in by_log.values():
@@ -140,7 +102,7 @@ def _commit(by_log: dict[LocalLog, list[Rows]], moves: list[CursorMove], journal
     """Commit what each log and consumer gets; whether the journal was needed for it."""
     if not by_log and not moves:
         return False
-    # Everybody who holds several logs takes them in this order.
+    # Every process that holds several logs takes them in this order.
     logs = sorted(by_log, key=lambda log: (log.place.topic, log.place.partition))
     journaled = len(logs) > 1 or bool(moves) or not one_batch(by_log[logs[0]], logs[0].place.limits)
     turns = WriterTurns()
@@ -180,7 +142,7 @@ def _commit_held(
     except BaseException as error:
         if file is not None and file.committed:
             raise  # an interrupt, too late: the process that locks the logs next finishes it
-        # An entry that could be neither written nor made void may yet be found: nobody must append before that.
+        # An entry that could be neither written nor made void may yet be found: nothing may be appended before that.
         doubtful = file is not None and file.unfinished
         for writer, prepared in parts:
             writer.drop(prepared, freeze=doubtful)

@@ -41,7 +41,7 @@ def sync(disk: Disk, path: Path) -> None:
 def take_place(disk: Disk, new: Path, path: Path) -> None:
     """Have `path` be the directory `new`, which is durable, and forget what was there. Both are in the same directory.
 
-    Where names cannot be exchanged there is none for a moment; `put_back` is for whoever comes after a crash in it.
+    Where names cannot be exchanged there is none for a moment; `put_back` is for the next start after a crash in it.
     """
     if disk.inode(path) is None:
         disk.rename(new, path)

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from headwater.disk import futex
-from headwater.disk.maps import map_file
+from headwater.disk import shared_memory
 from headwater.disk.open_files import open_files
+from headwater.disk.shared_memory import map_file
 from headwater.errors import Corrupt, Unavailable, out_of_memory
 from headwater.event import UNIX_EPOCH_TICKS
 
@@ -106,9 +106,9 @@ def _sparing(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 
 def _shared(directory: Path) -> int:
-    """What the group of a directory may do with all that is made in it: what it may with a directory made for it.
+    """Return what the group of a directory may do with all that is made in it: what it may do with the directory.
 
-    That lets in the group and nobody else, or lets it write; not so 0755, which nobody chose. Others get nothing. The
+    That lets in the group only, or lets it write; not so 0755, which is just a default. Others get nothing. The
     umask narrows it.
     """
     mode = os.stat(directory).st_mode
@@ -189,7 +189,7 @@ class Disk:
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def open_append(self, path: Path) -> int:
-        """Open a file, made if it is not there, whose writes go to its end: a log for people, which nobody syncs."""
+        """Open a file, made if it is not there, whose writes go to its end: a log for people, which is not synced."""
         return _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
 
     def append(self, fd: int, data: bytes) -> None:
@@ -204,7 +204,7 @@ class Disk:
     def inode(self, where: int | Path) -> int | None:
         """Return what identifies the file behind a descriptor or a path; None if there is none.
 
-        A file that nobody holds open may leave its number to the next, so the time of its last change is part of it.
+        A file that no process holds open may leave its number to the next, so the time of its last change is included.
         """
         try:
             found = os.stat(where)
@@ -291,7 +291,7 @@ class Disk:
         os.utime(path)
 
     def used_ns(self, path: Path) -> int:
-        """When a file was touched or written last, in nanoseconds; it must be there."""
+        """Return when a file was touched or written last, in nanoseconds; it must be there."""
         return os.stat(path).st_mtime_ns
 
     def remove_tree(self, path: Path) -> None:
@@ -348,7 +348,7 @@ class Disk:
             os.fchmod(fd, found.st_mode & 0o777)
 
     def create_temporary(self, path: Path, make: Callable[[Path], int] | None = None) -> tuple[Path, int]:
-        """Return a new file beside `path`, locked until its `release` so that nobody sweeps it away."""
+        """Return a new file beside `path`, locked until its `release` so that no process removes it as abandoned."""
         while True:
             temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
             fd = (make or self.create)(temporary)
@@ -370,7 +370,7 @@ class Disk:
         mapped[position : position + len(data)] = data
 
     def try_lock(self, fd: int) -> bool:
-        """Take the exclusive lock of an open file, if nobody has it. It ends with the process that holds it."""
+        """Take the exclusive lock of an open file, if it is free. It ends with the process that holds it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -381,11 +381,11 @@ class Disk:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def unlocking(self, fd: int) -> Callable[[], object]:
-        """What unlocks an open file, locked or not, for a `finally`: it is C, so that no signal comes before it."""
+        """Return what unlocks an open file, locked or not, for a `finally`: in C, so that no signal comes before it."""
         return partial(fcntl.flock, fd, fcntl.LOCK_UN)
 
     def guard(self, fd: int) -> FileIO:
-        """The file of a descriptor, closed and so unlocked at the end of its `with`; a forked child has it closed.
+        """Return the file of a descriptor, closed and so unlocked at the end of its `with`, and in a forked child.
 
         That `with` is C: a signal handler that raises comes before it or after it, and never leaves the file locked.
         """
@@ -414,11 +414,11 @@ class Disk:
 
     def wake(self, mapped: Any, position: int) -> None:
         """Wake the threads that wait on the word at `position` of a shared map, in any process."""
-        futex.wake(mapped, position)
+        shared_memory.wake(mapped, position)
 
     def wait(self, words: Sequence[Word], timeout_s: float) -> None:
         """Sleep until one of the words (map, position, expected value) changes and is woken, or the time is over."""
-        futex.wait(words, timeout_s)
+        shared_memory.wait(words, timeout_s)
 
 
 def _not_a_file(path: Path) -> Corrupt:
@@ -446,3 +446,30 @@ def wait_for_lock(
         clock.sleep(pause)
         pause = min(pause * 1.2, LOCK_POLL_MAX_S)
     return True
+
+
+def locked(path: Path, disk: Disk, clock: Clock, wait_s: float) -> FileIO:
+    """Take the lock until the `with` of what is returned ends; raises Unavailable if others keep it for too long.
+
+    The file is made if it is not there.
+    """
+    with contextlib.suppress(FileExistsError):
+        disk.close(disk.create(path))
+    file = disk.guard(disk.open_write(path))
+    try:
+        if not wait_for_lock(disk.try_lock, file.fileno(), clock, wait_s):
+            raise Unavailable(
+                f"{path} is locked by another process",
+                hint=f"is a process stopped or stuck? 'fuser {path}' shows it",
+                code="locked",
+            )
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def is_locked(fd: int, disk: Disk) -> bool:
+    """Tell whether another process, or another thread, has the lock of an open file, which is closed."""
+    with disk.guard(fd) as file:
+        return not disk.try_lock(file.fileno())

@@ -1,8 +1,8 @@
 """How many files the logs of this process keep open: the least recently used give theirs back when these are many.
 
 A process has few descriptors, 1024 as a rule, and may work on any number of logs. A holder keeps files open from one
-use to the next, and opens them again when it needs them; so it can be told to `rest` at any time. What is in use
-refuses. Safe from any thread. Maps hold no descriptor (`maps.py`) and are not counted.
+use to the next, and opens them again when it needs them; so `rest` may be called at any time. What is in use
+refuses. Safe from any thread. Maps hold no descriptor (`shared_memory.py`) and are not counted.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class BatchSlice(NamedTuple):
 def chunks(
     pieces: Sequence[BatchSlice], schema: pa.Schema, topic: str, partition: int, node: int
 ) -> list[list[pa.Array[Any]]]:
-    """The chunks of each column over pieces of one partition: one for each piece only where its bytes are stored.
+    """Return the chunks of each column over pieces of one partition: one per piece only where its bytes are stored.
 
     What is computed is made once for all pieces, because making an array costs more than filling it. A huge event has
     null data and its size in `data_bytes`.
@@ -285,7 +285,7 @@ def _strings(column: Column) -> Any:
 
 
 def columns_of(batch: pa.RecordBatch, content: Content | None) -> tuple[Content, dict[int, Column | None]]:
-    """The columns of an Arrow batch (`data`, and `key`, `type`, `meta` where there are) as those of a log's batch."""
+    """Return the columns of an Arrow batch (`data`, and maybe `key`, `type`, `meta`) as those of a log's batch."""
     names = batch.schema.names
     unknown = [name for name in names if name not in ("data", "key", "type", "meta")]
     if unknown:

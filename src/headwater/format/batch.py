@@ -293,7 +293,7 @@ class Batch:
             if kind == TICKS:
                 ticks = self.ticks()
                 if ticks[0] != self.base_ticks or (ticks[1:] <= ticks[:-1]).any():
-                    raise self._damaged("ticks do not grow")
+                    raise self._damaged("ticks do not increase")
             else:
                 self._validate_column(kind)
         if not 0 <= self.base_ticks <= self.last_ticks < 1 << 60:
@@ -305,7 +305,7 @@ class Batch:
         column = self.column(kind)
         assert column is not None
         if kind == PRODUCER and (column.offsets is not None or len(column.data) <= STAMP_BYTES):
-            raise self._damaged("a producer is not one stamp")
+            raise self._damaged("the producer column does not hold exactly one stamp")
         try:
             column.validate()
             if kind == TYPE:
@@ -393,7 +393,7 @@ def corrupt(reason: str, path: str, position: int, size: int, offsets: tuple[int
 
 
 def torn(buffer: memoryview, position: int, offset: int) -> bool:
-    """Whether a batch that begins with this offset at `position` has a sound header, and ends behind the buffer."""
+    """Return whether a batch with this offset begins at `position`, with a sound header, and ends behind the buffer."""
     head = position + HEADER_BYTES
     if head > len(buffer):
         return False
@@ -422,7 +422,7 @@ def peek(buffer: memoryview, position: int) -> tuple[int, int, int, int]:
 
 
 def header_sound(buffer: memoryview, position: int) -> bool:
-    """Whether the checksum of a header is right, without a look at what it says: for walking over many batches."""
+    """Return whether the checksum of a header is right, without decoding it: for walking over many batches."""
     _, crc, size, _, _, _, _, _, _, n = _HEADER.unpack_from(buffer, position)
     first = position + HEADER_BYTES + ENTRY_BYTES * n
     if not n:
@@ -451,13 +451,13 @@ def _decode_ticks(encoding: int, stored: memoryview, count: int) -> I64:
     """Return the ticks of each event; raises ValueError if they are not as many as the events."""
     if encoding == PLAIN:
         if len(stored) != count * 8:
-            raise ValueError("too few or too many")
+            raise ValueError("there are too few or too many ticks")
         return np.frombuffer(stored, np.int64, count)
     runs = len(stored) // 12
     ticks = np.frombuffer(stored, np.int64, runs)
     starts = np.frombuffer(stored, np.uint32, runs, runs * 8).astype(np.int64)
     if len(stored) % 12 or not runs or starts[0] != 0 or starts[-1] >= count:
-        raise ValueError("their runs do not begin with the events")
+        raise ValueError("the runs do not begin at the first event")
     return np.repeat(ticks - starts, np.diff(starts, append=count)) + np.arange(count)
 
 

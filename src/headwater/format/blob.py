@@ -33,5 +33,5 @@ def decode_trailer(stored: bytes, reference: tuple[int, int, int]) -> npt.NDArra
     if len(stored) != expected or crc32c(footer).to_bytes(4, "little") != stored[-4:]:
         raise Corrupt("the footer of a blob is damaged", position=size, size=expected)
     if _FOOTER.unpack(footer) != (MAGIC, size, chunk_bytes, crc, 0) or crc32c(stored[:-FOOTER_BYTES]) != crc:
-        raise Corrupt("a blob is not the one that its event names", position=size, size=expected)
+        raise Corrupt("a blob does not match the reference in its event", position=size, size=expected)
     return np.frombuffer(stored, np.uint32, (expected - FOOTER_BYTES) // 4)

@@ -33,7 +33,7 @@ def codec() -> Codec:
         from bson.codec_options import CodecOptions, DatetimeConversion
         from bson.errors import BSONError
     except ImportError as error:
-        raise Unsupported("this needs the codec of BSON", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("this needs pymongo", hint="pip install 'headwater[bson]'") from error
     options: CodecOptions[dict[str, Any]] = CodecOptions(
         tz_aware=True,
         uuid_representation=UuidRepresentation.STANDARD,

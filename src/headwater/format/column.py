@@ -288,7 +288,7 @@ def concat_repeated(columns: Sequence[Column | None], counts: Sequence[int]) -> 
 
 
 def expand(column: Column) -> Column:
-    """The same values as a plain column."""
+    """Return the same values as a plain column."""
     return Column.of([value or b"" for value in column.values(0, column.count)])
 
 

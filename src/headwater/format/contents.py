@@ -22,7 +22,7 @@ from headwater.format.jsonl import check_json
 
 EVENT_DEPTH = 3  # the level of an event over TCP: it is in a frame, which is in a document
 FEW = 16  # values below which arrays cost more than they save
-TOGETHER_BYTES_MAX = 1024 * 1024  # of values that are decoded in one call: nobody else has the interpreter meanwhile
+TOGETHER_BYTES_MAX = 1024 * 1024  # of values decoded in one call, which holds the interpreter
 CODES = frozenset(("bad_json", "not_utf8", "bad_bson", "too_deep"))  # of the errors that these checks raise
 HINT = 'correct it, or store it as it is with content="bytes"'
 _length = protocol.LENGTH.unpack_from
@@ -115,7 +115,7 @@ def check_bson(values: Sequence[bytes]) -> None:
 
 
 def is_bson(values: Sequence[bytes]) -> bool:
-    """Whether all of these are documents of BSON that fit into a frame."""
+    """Return whether all of these are documents of BSON that fit into a frame."""
     try:
         check_bson(values)
     except Invalid:
@@ -124,7 +124,7 @@ def is_bson(values: Sequence[bytes]) -> bool:
 
 
 def are_whole(values: Sequence[bytes]) -> bool:
-    """Whether each begins with its length and ends with a zero, as a document does: else it would break its frame."""
+    """Return whether each begins with its length and ends with a zero, as a document does: else its frame breaks."""
     if len(values) < FEW:
         return all(len(each) >= 5 and _length(each)[0] == len(each) and not each[-1] for each in values)
     lengths = np.fromiter(map(len, values), np.int64, len(values))

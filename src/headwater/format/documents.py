@@ -78,12 +78,12 @@ def _encoders() -> tuple[Callable[[Any], str], Callable[[Any], str]]:
         if isinstance(value, Document):
             return {"id": value.id, "version": value.version, "data": value.data}
         if json_util is None:
-            raise TypeError(f"{type(value).__name__} has no form in JSON")
+            raise TypeError(f"{type(value).__name__} cannot be written as JSON")
         return json_util.default(value, options)
 
     def exact(value: Any) -> str:
         if json_util is None:
-            raise TypeError("numbers that JSON lacks need the codec of BSON")
+            raise TypeError("NaN and infinity cannot be written without pymongo")
         text: str = json_util.dumps(_plain(value), json_options=options, **style)
         return text
 
@@ -92,7 +92,7 @@ def _encoders() -> tuple[Callable[[Any], str], Callable[[Any], str]]:
 
 
 def _plain(value: Any) -> Any:
-    """The same value with documents as objects."""
+    """Return the same value with documents as objects."""
     if isinstance(value, Document):
         return {"id": value.id, "version": value.version, "data": value.data}
     if isinstance(value, dict):

@@ -41,7 +41,7 @@ class BatchLog(Protocol):
 
 
 class EventBatch:
-    """Some events of one batch, in order. `len()` tells how many."""
+    """Some events of one batch, in order. `len()` is how many."""
 
     __slots__ = ("_batch", "_hi", "_lo", "log", "rows")
 
@@ -190,7 +190,7 @@ class EventBatch:
 
 
 def with_data(batch: EventBatch, bytes_max: int) -> EventBatch:
-    """The same, with the data of a huge event in it, unless there is more than `bytes_max` of that."""
+    """Return the events with the data of a huge one in it, unless there is more than `bytes_max` of that."""
     stored = batch.piece.batch
     if not stored.flags & BLOB or not len(batch):
         return batch

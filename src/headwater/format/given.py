@@ -59,7 +59,7 @@ def _encoded(data: Data, content: Content | None) -> tuple[bytes, Content]:
     if isinstance(data, bytearray | memoryview):
         return bytes(data), content or "bytes"
     raise Invalid(
-        f"data is a {type(data).__name__}",
+        f"data cannot be a {type(data).__name__}",
         hint="give bytes, str, a dict, a list, a file or an iterator of bytes",
     )
 
@@ -91,7 +91,7 @@ def encode_meta(meta: Meta | None, limits: Limits) -> bytes | None:
     if not meta:
         return None
     if not {type(part) for pair in meta.items() for part in pair} <= {str}:
-        raise Invalid("meta holds something that is not a string", hint="meta is a flat object of strings")
+        raise Invalid("meta has a value that is not a string", hint="meta is a flat object of strings")
     encoded = encode_json(dict(meta))
     if len(encoded) > limits.meta_bytes_max:
         raise _too_large("meta", len(encoded), "meta_bytes_max", limits.meta_bytes_max)
@@ -109,11 +109,11 @@ def check_size(size: int, limits: Limits) -> None:
 
 
 def check_version(expected: Version | None, key: bytes | None) -> int | None:
-    """What rows must find of their key; None if that does not matter."""
+    """Return the version that rows must find of their key; None if that does not matter."""
     if expected is None:
         return None
     if key is None:
-        raise Invalid("a version is expected of an event without a key", hint="give key=")
+        raise Invalid("expected_version needs a key", hint="give key=")
     if expected == "none":
         return NO_VERSION
     if type(expected) is not int or expected < 0:
@@ -122,7 +122,7 @@ def check_version(expected: Version | None, key: bytes | None) -> int | None:
 
 
 def check_producer(producer: Producer | tuple[str, int, int] | None, limits: Limits) -> Producer | None:
-    """The producer of a request, checked."""
+    """Return the producer of a request, checked."""
     if producer is None:
         return None
     try:
@@ -146,7 +146,7 @@ def _not_a_producer(producer: object) -> Invalid:
 
 
 def is_stream(data: object) -> bool:
-    """Whether data arrives in pieces: a file, or an iterator of bytes."""
+    """Return whether data arrives in pieces: a file, or an iterator of bytes."""
     return hasattr(data, "read") or hasattr(data, "__next__")
 
 
@@ -176,12 +176,14 @@ def _text_pieces(found: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def pieces(data: IO[bytes] | Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces of a stream."""
+    """Yield the pieces of a stream."""
     read = getattr(data, "read", None)
     source: Iterable[Any] = iter(lambda: read(BLOB_CHUNK_BYTES), b"") if read is not None else data
     for piece in source:
         if not isinstance(piece, bytes | bytearray | memoryview):
-            raise Invalid(f"a stream gave a {type(piece).__name__}", hint="open the file in binary mode")
+            raise Invalid(
+                f"the stream returned a {type(piece).__name__}, not bytes", hint="open the file in binary mode"
+            )
         yield bytes(piece)
 
 
@@ -192,14 +194,14 @@ def encode_many(
     keys: Sequence[bytes | str | None] | None,
     metas: Sequence[Meta | None] | None,
     limits: Limits,
-) -> tuple[Content, dict[int, Column | None], Sequence[bytes | None] | None]:
-    """Return the columns of many events, and their keys. Their sizes are left to `check_columns`."""
+) -> tuple[Content, dict[int, Column | None]]:
+    """Return the content and the columns of many events. Their sizes are left to `check_columns`."""
     count = len(data)
     if count > limits.batch_events_max:
         raise _too_large("append_many", count, "batch_events_max", limits.batch_events_max, "events")
     for name, values in (("types", types), ("keys", keys), ("metas", metas)):
         if values is not None and not isinstance(values, str) and len(values) != count:
-            raise Invalid(f"{count} events, and {len(values)} {name}")
+            raise Invalid(f"there are {count} events, but {len(values)} {name}")
     data_column, content, unchecked = _data_column(data, content)
     if unchecked is not None:
         check_column(data_column, content, values=unchecked)
@@ -216,7 +218,7 @@ def encode_many(
         DATA: data_column,
         META: None if metas is None else Column.of_optional([encode_meta(meta, limits) for meta in metas]),
     }
-    return content, columns, encoded_keys
+    return content, columns
 
 
 def check_columns(columns: dict[int, Column | None], limits: Limits) -> None:
@@ -251,8 +253,8 @@ def _data_column(data: Sequence[Any], content: Content | None) -> tuple[Column, 
     encoded, contents = zip(*(_encoded(each, content) for each in data), strict=True)
     if len(set(contents)) > 1:
         raise Invalid(
-            f"the events are of several contents: {', '.join(sorted(set(contents)))}",
-            hint="append them apart",
+            f"the events have different contents: {', '.join(sorted(set(contents)))}",
+            hint="append each content separately",
         )
     own = all(_is_own(each, contents[0]) for each in data)
     return Column.of(encoded), contents[0], None if own else encoded
@@ -266,12 +268,12 @@ def _encode_keys(keys: Sequence[bytes | str | None], limits: Limits) -> Sequence
 
 def _too_large(what: str, size: int, limit: str, maximum: int, unit: str = "bytes") -> TooLarge:
     hints = {
-        "data_bytes_max": "make the topic with a larger data_bytes_max",
+        "data_bytes_max": "create the topic with a larger data_bytes_max",
         "batch_events_max": "append fewer at once, or use append_arrow, which splits",
         "batch_bytes_max": "append fewer at once, or use append_arrow, which splits",
     }
     return TooLarge(
-        f"{what} has {size} {unit}, and may have {maximum}",
+        f"{what} has {size} {unit}; the limit is {maximum}",
         hint=hints.get(limit, ""),
         limit=limit,
         maximum=maximum,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headwater.format.settings import TopicRecord
 
 FORMAT = 1
-FORM = "parquet"  # what tells an archive from one of segments, which earlier versions wrote
+FORM = "parquet"  # distinguishes an archive from one of segments, which earlier versions wrote
 RECORDS = "_headwater"  # the folder of all that is not a table: readers of tables pass over names that begin so
 ROOT = f"{RECORDS}/archive.json"
 OLD_ROOT = "archive.json"  # of an archive of segments
@@ -233,7 +233,7 @@ def check(manifest: HistoryManifest, log: bytes, where: str) -> None:
         elif part.rows != part.end - part.start - sum(hi - lo for lo, hi in part.lost) or part.rows < 0:
             problem = f"the file at offset {part.start} has a different number of rows than offsets"
         elif not _ticks_grow(part, ticks):
-            problem = f"the ticks of the file at offset {part.start} do not grow"
+            problem = f"the ticks of the file at offset {part.start} do not increase"
         elif not all(_is_right(file, name) for file, name in _names(manifest.partition, part)):
             problem = f"the file at offset {part.start} has an invalid name"
         if problem:

@@ -1,7 +1,7 @@
 """The index of a sealed segment: where its batches are, which types and keys they hold (docs/FORMAT.md, "Index").
 
 An index is encoded and verified as a whole. To find one key, `decode_head` takes all but the key entries, which may
-be megabytes, and `KeyPages` tells which page of them to read.
+be megabytes, and `KeyPages` says which page of them to read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from headwater.errors import Corrupt
 from headwater.format.column import DICTIONARY_MAX, I64, Column
-from headwater.format.keyhash import U64
+from headwater.format.hashes import U64
 from headwater.format.losses import Ranges, merged
 
 MAGIC = b"HWINDEX1"
@@ -65,7 +65,7 @@ class KeyPages(msgspec.Struct, frozen=True):
 class Index(msgspec.Struct, frozen=True):
     """Batches of one segment, in order. `types` maps each type to the numbers of its batches; None: not kept.
 
-    `keys` are the key entries, where all were read; `pages` tells where they are, where only the head was. Both are
+    `keys` are the key entries, where all were read; `pages` says where they are, where only the head was. Both are
     None if the index has none: earlier versions kept no keys.
     """
 
@@ -133,7 +133,9 @@ class Index(msgspec.Struct, frozen=True):
                         raise Corrupt(f"section {kind} of an index is damaged", position=position, size=section_size)
             at = sum(list(table.values())[-1][:2]) if table else len(stored)
             if at != size:
-                raise Corrupt("an index does not have its size", position=min(at, size), size=abs(size - at))
+                raise Corrupt(
+                    "an index does not have the size in its header", position=min(at, size), size=abs(size - at)
+                )
             numbers = [np.frombuffer(sections[kind], np.int64, batches) for kind in (OFFSETS, TICKS, POSITIONS)]
             types = _decode_types(sections[TYPES]) if TYPES in sections else None
             pages = _decode_directory(sections[KEYS], *table[KEY_ENTRIES][:2]) if KEYS in sections else None
@@ -141,7 +143,7 @@ class Index(msgspec.Struct, frozen=True):
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise Corrupt(f"an index does not parse: {error}", position=0, size=len(stored)) from error
         if keys is not None and _encode_directory(keys.tobytes()) != sections[KEYS]:
-            raise Corrupt("the pages of an index are not its keys", position=table[KEYS][0], size=table[KEYS][1])
+            raise Corrupt("the pages of an index do not match its keys", position=table[KEYS][0], size=table[KEYS][1])
         offsets, ticks, positions = numbers
         kept = keys, None if whole else pages
         return cls(file_id, base, end, segment_bytes, offsets, ticks, positions, types, *kept)
@@ -187,7 +189,7 @@ def _encode_directory(entries: bytes) -> bytes:
 def _decode_directory(stored: memoryview, position: int, size: int) -> KeyPages:
     entries, pages = _KEYS.unpack_from(stored)
     if size != 8 * entries or pages != -(-size // PAGE_BYTES) or len(stored) != 8 + 8 * pages:
-        raise ValueError("the directory of its keys does not fit them")
+        raise ValueError("the directory of keys does not match the keys")
     numbers = stored[8:].cast("I")
     return KeyPages(entries, numbers[:pages], numbers[pages:], position)
 

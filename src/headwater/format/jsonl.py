@@ -5,7 +5,8 @@ value for `json` and `bson` (as relaxed Extended JSON) and a string for `text`. 
 under another name: `data_base64` for `bytes`, `key_base64` for a key that is not UTF-8. A huge event has
 `data_bytes`, its size, instead of data.
 
-Bytes only; safe from any thread.
+`ids`, `times` and `strings` make the texts of many events at once, as rows of ASCII: lines and server-sent events are
+full of them. Bytes only; safe from any thread.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
 from headwater.errors import Invalid, Unsupported
-from headwater.event import Content, Event
-from headwater.format import texts
+from headwater.event import UNIX_EPOCH_TICKS, Content, Event
+from headwater.format.column import I64
 
 
 class EventLine(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -183,11 +185,11 @@ def _times_and_ids(events: list[Event]) -> tuple[list[str], list[str]]:
     """Return the texts of times and ids, as `encode` has them, made for all events at once."""
     ticks = np.fromiter((event.ticks for event in events), np.int64, len(events))
     nodes = np.fromiter((event.node for event in events), np.uint64, len(events))
-    return _texts(texts.times(ticks)), _texts(texts.ids(ticks, nodes))
+    return _texts(times(ticks)), _texts(ids(ticks, nodes))
 
 
-def _texts(rows: texts.U8) -> list[str]:
-    return [text.decode("ascii") for text in texts.strings(rows)]
+def _texts(rows: U8) -> list[str]:
+    return [text.decode("ascii") for text in strings(rows)]
 
 
 def _base64(data: bytes) -> str:
@@ -217,7 +219,7 @@ def to_bson(raw: bytes) -> bytes:
     try:
         document = json_util.loads(raw.decode())
         if not isinstance(document, dict):
-            raise TypeError("a document is an object")
+            raise TypeError("a document must be an object")
         encoded: bytes = bson.encode(document)
     except (bson.errors.BSONError, TypeError, OverflowError) as error:
         raise ValueError(str(error)) from error
@@ -236,5 +238,50 @@ def _codec() -> tuple[Any, Any]:
         import bson
         from bson import json_util
     except ImportError as error:
-        raise Unsupported("BSON needs its codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("BSON needs pymongo", hint="pip install 'headwater[bson]'") from error
     return bson, json_util
+
+
+U8 = npt.NDArray[np.uint8]
+ID_BYTES = 36
+TIME_BYTES = 27
+_TICKS_PER_SECOND = 10_000_000
+_GROUPS = ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32))  # of the digits of a UUID, between hyphens
+
+
+def ids(ticks: I64, nodes: int | npt.NDArray[np.uint64]) -> U8:
+    """Return the ids of events, one in each row, as `str(id_of(ticks, node))` has them."""
+    count = len(ticks)
+    halves = np.empty((count, 2), ">u8")
+    halves[:, 0] = (ticks >> 12) << 16 | 0x6000 | (ticks & 0x0FFF)
+    halves[:, 1] = (np.uint64(nodes) if isinstance(nodes, int) else nodes) | np.uint64(2 << 62)
+    digits = np.frombuffer(halves.tobytes().hex().encode(), np.uint8).reshape(count, 32)
+    found = np.full((count, ID_BYTES), ord("-"), np.uint8)
+    for at, lo, hi in _GROUPS:
+        found[:, at : at + hi - lo] = digits[:, lo:hi]
+    return found
+
+
+def times(ticks: I64) -> U8:
+    """Return the times of events, one in each row: ISO 8601 in UTC with six digits of a second and a `Z`."""
+    count = len(ticks)
+    since = ticks - UNIX_EPOCH_TICKS
+    seconds = since // _TICKS_PER_SECOND
+    begins = np.flatnonzero(np.diff(seconds, prepend=seconds[:1] - 1))  # neighbours are mostly of the same second
+    texts = np.datetime_as_string(seconds[begins].astype("datetime64[s]")).astype("S19")
+    found = np.empty((count, TIME_BYTES), np.uint8)
+    rows = texts.view(np.uint8).reshape(len(begins), 19)
+    found[:, :19] = np.repeat(rows, np.diff(begins, append=count), axis=0)
+    found[:, 19] = ord(".")
+    rest = (since - seconds * _TICKS_PER_SECOND) // 10
+    for at in range(25, 19, -1):
+        rest, digit = np.divmod(rest, 10)
+        found[:, at] = digit + ord("0")
+    found[:, 26] = ord("Z")
+    return found
+
+
+def strings(rows: U8) -> list[bytes]:
+    """Return the rows as byte strings."""
+    whole, width = rows.tobytes(), rows.shape[1]
+    return [whole[at : at + width] for at in range(0, len(whole), width)]

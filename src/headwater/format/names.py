@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Sequence
 from urllib.parse import unquote
 from uuid import UUID
 
-import numpy as np
 from crc32c import crc32c
 
 from headwater.errors import Invalid
 from headwater.format.column import I64, Column
-from headwater.format.crcs import crc32c_of_each
+from headwater.format.hashes import crc32c_of_each
 
 _SAFE = frozenset((string.ascii_letters + string.digits + "_-.").encode())
 _NODE_MASK = (1 << 62) - 1
@@ -39,7 +37,7 @@ def utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it contains half of a surrogate pair") from error
+        raise Invalid(f"{what} is not valid Unicode: {text!r}", hint="it contains an unpaired surrogate") from error
 
 
 def log_uuid(topic_uuid: UUID, partition: int) -> bytes:
@@ -56,17 +54,12 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def turn_of(producer: str, seq: int, partitions: int) -> int:
-    """The partition of a producer's request that has no key: the next one for each seq, the same for each retry."""
+    """Return the partition of a producer's request without a key: the next for each seq, the same for a retry."""
     return (crc32c(producer.encode()) + seq) % partitions
 
 
-def partitions_of(keys: Sequence[bytes], partitions: int) -> I64:
-    """Return the partition of each key."""
-    return np.fromiter(map(crc32c, keys), np.int64, len(keys)) * partitions >> 32
-
-
 def partitions_of_column(keys: Column, partitions: int) -> I64:
-    """The same for the keys of a column; one for a constant column. A key that is null counts as an empty one."""
+    """Return the partition of each key of a column; one for a constant column. A null key counts as an empty one."""
     return crc32c_of_each(keys) * partitions >> 32
 
 

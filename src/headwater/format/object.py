@@ -72,7 +72,7 @@ def encode_head(head: ObjectHead) -> bytes:
 
 
 def encode_segment(head: ObjectHead, batches: Sequence[bytes], table: bytes) -> list[bytes]:
-    """The pieces of a segment; its head gets `size`, `batches` and `objects`. `table` is as `encode_table` makes it.
+    """Return the pieces of a segment; its head gets `size`, `batches` and `objects`. `table` is from `encode_table`.
 
     The positions of batches count from the start of the object, behind a head whose length depends on them.
     """

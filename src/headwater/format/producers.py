@@ -1,4 +1,7 @@
-"""Producers as bytes: the stamp on a batch, and the snapshot of what a log remembers (docs/FORMAT.md, "Producers")."""
+"""Producers: the stamp on a batch, the snapshot of what a log remembers (docs/FORMAT.md, "Producers"), and its rules.
+
+`recall` finds the answer to a request that was committed before, `note` remembers one.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from headwater.errors import Corrupt
+from headwater.errors import Conflict, Corrupt, Fenced
 from headwater.format.batch import STAMP_BYTES
 from headwater.format.batch import decode as decode_batch
+from headwater.limits import Limits
 
 MAGIC = b"HWPRODUC"
 
@@ -25,7 +29,7 @@ assert _STAMP.size == STAMP_BYTES
 
 
 class Producer(msgspec.Struct, frozen=True, gc=False):
-    """Who appends, so that a retry is told from a new request: `seq` grows; a newer `epoch` shuts out older ones."""
+    """Who appends, so that a retry is no new request: `seq` grows; a newer `epoch` shuts out older ones."""
 
     id: str
     epoch: int
@@ -37,7 +41,7 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What a request was told: where its events are."""
+    """The answer to a request: where its events are."""
 
     seq: int
     offset: int
@@ -95,5 +99,43 @@ def decode(stored: bytes, log_uuid: bytes, base_offset: int) -> dict[str, Produc
     except (struct.error, UnicodeDecodeError) as error:
         raise Corrupt(f"a snapshot of producers does not parse: {error}", position=0, size=len(stored)) from error
     if at != len(stored):
-        raise Corrupt("a snapshot of producers has bytes behind its end", position=at, size=len(stored) - at)
+        raise Corrupt("a snapshot of producers has bytes after its end", position=at, size=len(stored) - at)
     return known
+
+
+def recall(known: dict[str, ProducerState], producer: Producer) -> ProducerAnswer | None:
+    """Return the answer that a request got before, by what is known of all producers; raises Fenced and Conflict."""
+    mine = known.get(producer.id)
+    if mine is None:
+        return None
+    if producer.epoch < mine.epoch:
+        raise Fenced(
+            f"producer {producer.id!r} has epoch {producer.epoch}, but epoch {mine.epoch} is in use",
+            hint="another instance has taken over: stop, or start again with a higher epoch",
+            code="old_epoch",
+            epoch=mine.epoch,
+        )
+    for answer in mine.answers:
+        if answer.seq == producer.seq:
+            return answer
+    last = mine.answers[-1].seq
+    if producer.seq < last:
+        raise Conflict(
+            f"producer {producer.id!r} is at seq {last}, and the response to seq {producer.seq} is no longer kept",
+            hint="if you have the response, continue; if not, read the log to see whether the events are there",
+            code="seq_forgotten",
+            last_seq=last,
+        )
+    return None
+
+
+def note(known: dict[str, ProducerState], producer: Producer, answer: ProducerAnswer, limits: Limits) -> None:
+    """Remember the answer to a request; the one silent for longest is forgotten when there are too many."""
+    mine = known.pop(producer.id, None) or ProducerState(producer.epoch, [])
+    mine.epoch = producer.epoch
+    if not mine.answers or mine.answers[-1].offset < answer.offset:  # else it was noted before an interruption
+        mine.answers.append(answer)
+    del mine.answers[: -limits.producer_answers_max]
+    known[producer.id] = mine
+    while len(known) > limits.producers_max:
+        del known[next(iter(known))]

@@ -89,7 +89,7 @@ class Messages:
 
     `consumed` bytes of it are theirs. If `problem` is not empty, it says what is wrong with the message that follows
     them; if it is, what follows them is the beginning of a message, of which more must be read. `right` counts the
-    messages whose checksum is right, also behind a wrong one: it tells with which of two a buffer was written.
+    messages whose checksum is right, also behind a wrong one: it shows with which of two a buffer was written.
     """
 
     __slots__ = ("_bounds", "_buffer", "_topics", "consumed", "problem", "right")
@@ -247,7 +247,7 @@ def _varlong(buffer: bytes, at: int) -> tuple[int, int] | None:
 
 
 def _short_varlongs(stored: U8, at: I64) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
-    """Where the numbers of at most two bytes end, the numbers, and which are longer or not in their shortest form."""
+    """Return where numbers of at most two bytes end, the numbers, and which are longer or not in shortest form."""
     low = stored[at].astype(np.int64)
     more = low >= 0x80
     high = np.where(more, stored[np.minimum(at + 1, len(stored) - 1)], 0).astype(np.int64)

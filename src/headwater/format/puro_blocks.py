@@ -59,7 +59,7 @@ def encode_block(body: bytes | bytearray, *, sized: bool) -> bytes:
 
 
 class BlockReader:
-    """Follows the control messages of a file, and tells which messages count.
+    """Follows the control messages of a file, and says which messages count.
 
     `problem` says what is wrong with the control message at `position`, or is empty.
     """

@@ -1,4 +1,4 @@
-"""What a source tells a replica: its topics, and batches that follow on those it has (docs/FORMAT.md, "Replication").
+"""What a source sends a replica: its topics, and batches that follow on those it has (docs/FORMAT.md, "Replication").
 
 Plain records, and the bytes of an answer with batches. Bytes only; nothing that comes in is believed.
 """
@@ -41,9 +41,9 @@ class TopicState(msgspec.Struct, frozen=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a replica asks for: what follows in one log from an offset on.
+    """What a replica requests: what follows in one log from an offset on.
 
-    `ticks` are those of the last event it has, where it wants to be told whether the source has the same one.
+    `ticks` are those of the last event it has, where it wants to know whether the source has the same one.
     """
 
     topic: str
@@ -62,7 +62,7 @@ class ReplicationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class LogShare(msgspec.Struct, frozen=True):
-    """What there is of one log: whole batches, the first of which may begin before the offset that was asked for.
+    """What there is of one log: whole batches, the first of which may begin before the offset of the request.
 
     `state`: `gone` if the topic was deleted, also if another has its name; `behind` if retention has deleted what comes
     next; `diverged` if the source never had, or has not any more, what the replica has; `damaged` for a `reason`.
@@ -98,7 +98,7 @@ decode_topics = msgspec.json.Decoder(list[TopicState]).decode
 
 
 def encode(answer: ReplicationResponse) -> bytes:
-    """The bytes of an answer: `magic, size of the table u32, CRC of the table u32`, the table as JSON, the batches."""
+    """Encode an answer: `magic, size of the table u32, CRC of the table u32`, the table as JSON, the batches."""
     table = _encode(_ResponseTable(answer.ticks, answer.shares))
     return b"".join((_HEAD.pack(MAGIC, len(table), crc32c(table)), table, *answer.data))
 
@@ -122,7 +122,7 @@ def decode(stored: bytes, asked: Sequence[LogRequest]) -> ReplicationResponse:
         data.append(view[at : at + share.size])
         at += share.size
     if at != len(stored):
-        raise _damaged("a response has bytes behind its end", stored)
+        raise _damaged("a response has bytes after its end", stored)
     return ReplicationResponse(told.ticks, told.shares, data)
 
 

@@ -1,13 +1,16 @@
-"""The header of a segment file (docs/FORMAT.md, "Segment")."""
+"""A segment file (docs/FORMAT.md, "Segment"): its header, and a piece of it in memory as a sequence of batches."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 
 import msgspec
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
+from headwater.format.batch import Batch, corrupt, torn
+from headwater.format.batch import decode as decode_batch
 
 MAGIC = b"HWSEGMNT"
 VERSION = 1
@@ -56,3 +59,38 @@ def decode(stored: bytes | memoryview) -> SegmentHeader:
             f"a segment has version {version} and flags {flags:#x}", hint="upgrade headwater to read this log"
         )
     return SegmentHeader(file_id, uuid, base, previous, begun, bool(flags & PACKED), bool(flags & PRODUCERS))
+
+
+class SegmentWindow:
+    """Readable bytes of a segment, from position `start` to `end`, in memory or mapped."""
+
+    __slots__ = ("buffer", "end", "path", "start")
+
+    def __init__(self, buffer: memoryview, start: int, path: str) -> None:
+        self.buffer = buffer
+        self.start = start
+        self.end = start + len(buffer)
+        self.path = path
+
+    def batch(self, position: int) -> Batch:
+        """Return the batch at a position of the file, its header verified."""
+        return decode_batch(self.buffer, position - self.start, len(self.buffer), self.path, self.start)
+
+    def batches(self, position: int, offset: int) -> Iterator[Batch]:
+        """Yield the batches from a position to the end of the window; the first begins at `offset`."""
+        while position < self.end:
+            batch = self.batch(position)
+            if batch.base_offset != offset:
+                raise corrupt(
+                    f"expected offset {offset}, found {batch.base_offset}",
+                    self.path,
+                    position,
+                    batch.size,
+                )
+            yield batch
+            position += batch.size
+            offset += batch.count
+
+    def torn(self, position: int, offset: int) -> bool:
+        """Return whether a batch with this offset begins at a position, and ends behind the window."""
+        return torn(self.buffer, position - self.start, offset)

@@ -57,7 +57,7 @@ class TailSlot(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def secured_offset(self) -> int:
-        """What is below survives a power loss: it is durable here, or in a journal."""
+        """Return the offset below which all survives a power loss: it is durable here, or in a journal."""
         return max(self.durable_offset, self.safe_offset)
 
     def then(self, state: int) -> TailSlot:

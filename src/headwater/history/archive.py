@@ -26,9 +26,9 @@ from headwater.format.arrow import pyarrow
 from headwater.format.history import ArchiveAddress, HistoryManifest
 from headwater.format.settings import TopicRecord
 from headwater.history.cache import ArchiveCache
+from headwater.history.files import reaching
 from headwater.history.reader import ArchiveReader
 from headwater.history.records import HistoryStore, url_of
-from headwater.history.transfer import reaching
 from headwater.limits import Limits
 
 SETTINGS_FILE = "archive.json"
@@ -63,7 +63,7 @@ class DirectoryArchive:
         except Corrupt as error:
             raise Corrupt(
                 f"{self._path}: {error.facts.get('reason') or error.message}",
-                hint="name the archive again: headwater archive DATA URL",
+                hint="set the archive again: headwater archive DATA URL",
                 path=str(self._path),
                 position=error.position,
                 size=error.size,
@@ -94,7 +94,7 @@ class DirectoryArchive:
         if there is not None and there != opened.store.url:
             raise Conflict(
                 f"the archive of {self._path.parent} is {known}, not {url}",
-                hint="what was dropped here is only there; leave out the URL to go on with it",
+                hint="events deleted here may exist only in that archive; omit the URL to continue with it",
                 code="other_archive",
                 url=known,
             )

@@ -19,20 +19,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from headwater.directory import local_manifest, seal
+from headwater.directory import local_manifest
 from headwater.directory.directory import Directory
 from headwater.directory.local_log import LocalLog
 from headwater.directory.local_manifest import is_of
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.sealer import reindex
+from headwater.directory.sealer import reindex, unsealed
 from headwater.directory.segment import read_header
 from headwater.errors import Conflict, Corrupt, HeadwaterError, NotFound
 from headwater.format import producers
 from headwater.format.events import EventBatch
 from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.settings import TopicRecord
+from headwater.history.files import reaching
 from headwater.history.records import HistoryStore
-from headwater.history.transfer import reaching
 from headwater.history.writing import write_files
 from headwater.info import ArchivedRange
 from headwater.limits import Limits
@@ -179,7 +179,7 @@ class Archiver:
             if manifest.end > task.start:
                 return []
             try:
-                if task.start in seal.unsealed(place, task.end):
+                if task.start in unsealed(place, task.end):
                     reindex(place, task.start, self._pause)
                 return write_files(
                     self._archive.store,
@@ -268,14 +268,14 @@ class Archiver:
     def _check_history(self, place: LogDirectory, manifest: HistoryManifest, bases: list[int]) -> None:
         """Raise Conflict if the archive holds other events than this log, whose last segment is the active one."""
         if manifest.end > bases[-1]:
-            raise _diverged(place, f"the archive ends at offset {manifest.end}, and the log is not that far")
+            raise _diverged(place, f"the archive ends at offset {manifest.end}, but the log is not that long")
         for base, end in pairwise(bases):
             if base < manifest.end:
                 self._check(place, manifest, base, end)
         if manifest.parts and bases[0] > manifest.end:
             raise Conflict(
                 f"{place}: offsets {manifest.end} to {bases[0] - 1} are neither in the archive nor here",
-                hint="they were deleted while the directory had no archive; archive it to another place",
+                hint="they were deleted while the directory had no archive; archive it to a new location",
                 code="archive_gap",
             )
 
@@ -323,8 +323,8 @@ def _bytes(place: LogDirectory, base: int) -> int:
 
 def _not_archived(place: LogDirectory, base: int, error: Corrupt) -> Corrupt:
     return Corrupt(
-        f"{place}: segment {base} is damaged, and not archived: {error.facts.get('reason') or error.message}",
-        hint="run 'headwater check', then 'headwater repair', which keeps what it cuts",
+        f"{place}: segment {base} is damaged and was not archived: {error.facts.get('reason') or error.message}",
+        hint="run 'headwater check', then 'headwater repair', which keeps the bytes it removes",
         code=error.code,
         **{name: error.facts[name] for name in ("path", "position", "size") if name in error.facts},
     )
@@ -333,7 +333,7 @@ def _not_archived(place: LogDirectory, base: int, error: Corrupt) -> Corrupt:
 def _diverged(place: LogDirectory, why: str) -> Conflict:
     return Conflict(
         f"{place}: {why}",
-        hint="the log was restored, or changed, behind its archive; archive it to another place",
+        hint="the log was restored or changed after it was archived; archive it to a new location",
         code="archive_diverged",
     )
 

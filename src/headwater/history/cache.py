@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import locked
+from headwater.disk.disk import Clock, Disk, locked
 from headwater.errors import Unavailable
 from headwater.limits import Limits
 
@@ -171,7 +170,7 @@ class ArchiveCache:
             yield
         except OSError as error:
             raise Unavailable(
-                f"what is fetched from the archive cannot be kept in {self.path}: {error.strerror or error}",
+                f"the archive cache {self.path} cannot be written: {error.strerror or error}",
                 hint="is there space, and is the directory writable for this user?",
                 code="archive_cache",
             ) from error

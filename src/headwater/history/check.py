@@ -1,55 +1,139 @@
-"""Verifying what an archive holds of one topic: every object, byte by byte, and what is in it. Changes nothing."""
+"""`check` of an archive: verifies every file, byte by byte, and its contents. Changes nothing.
+
+One topic or all, with or without the log directory that the archive belongs to.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headwater.directory.log_directory import LogDirectory
-from headwater.errors import Corrupt
+from headwater.directory import local_manifest
+from headwater.directory.catalog import DirectoryCatalog
+from headwater.directory.directory import Directory
+from headwater.errors import Corrupt, NotFound
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import arrow
 from headwater.format.history import ArchivedFile, HistoryFile, HistoryManifest
 from headwater.format.settings import TopicRecord
 from headwater.history import files
-from headwater.history.records import HistoryStore
-from headwater.history.transfer import damaged
+from headwater.history.files import damaged, reaching
+from headwater.history.records import HistoryStore, open_history
 from headwater.history.writing import KeySummary
-from headwater.log.check_report import Counts, Finding
+from headwater.limits import DEFAULTS, Limits
+from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 _ALIKE = ("topic", "partition")  # columns of one value
 
 
-def check(
+def check_archive_at(
+    url: str, topic: str | None = None, *, limits: Limits = DEFAULTS, progress: Progress | None = None
+) -> CheckReport:
+    """Verify the archive at an address; raises NotFound if there is none, Unavailable."""
+    with contextlib.closing(open_history(url, limits=limits)) as archive:
+        return check_archive(archive, None, topic, progress)
+
+
+def check_archive_of(directory: Directory, topic: str | None = None, progress: Progress | None = None) -> CheckReport:
+    """Fetch and verify the archive of a directory, and check that nothing is missing there.
+
+    Raises NotFound if the directory has no archive, Unavailable if it is out of reach.
+    """
+    directory.check_open()
+    return check_archive(directory.archive.open(), directory.catalog, topic, progress)
+
+
+def check_archive(
+    archive: HistoryStore, directory: DirectoryCatalog | None, name: str | None, progress: Progress | None
+) -> CheckReport:
+    """Fetch and verify all of an archive, and check that it has what the log `directory` knows to be archived.
+
+    In the report, `segments` are files, and `batches` are the pieces of them that were read.
+    """
+    report, counts = CheckReport(), Counts()
+    with reaching(archive.store.url):
+        archive.owner()
+        logs = [(topic, _manifests(archive, topic, report)) for topic in _topics(archive, name, report)]
+        total = sum(part.bytes for _, manifests in logs for each in manifests for part in each.parts)
+        advance = advancing(total, progress)
+        for topic, manifests in logs:
+            report.topics += 1
+            report.partitions += topic.partitions
+            if len(manifests) == topic.partitions:
+                report.findings += _check_files(archive, topic, manifests, counts, advance)
+            for manifest in manifests if directory is not None else ():
+                assert directory is not None
+                report.findings += _missing(archive, directory, topic, manifest)
+    report.add(counts)
+    return report
+
+
+def _topics(archive: HistoryStore, name: str | None, report: CheckReport) -> Iterator[TopicRecord]:
+    for key in archive.topic_keys(name):
+        try:
+            topic = archive.topic_at(key)
+        except Corrupt as error:
+            report.findings.append(_finding(key.split("/")[1], -1, error))
+            continue
+        if topic is not None:
+            yield topic
+        elif name is not None:
+            raise NotFound(f"the archive {archive.store.url} has no topic {name!r}", code="topic_not_found")
+
+
+def _manifests(archive: HistoryStore, topic: TopicRecord, report: CheckReport) -> list[HistoryManifest]:
+    """Return the manifests of a topic that can be read; add a finding to the report for each of the others."""
+    found: list[HistoryManifest] = []
+    for partition in range(topic.partitions):
+        try:
+            found.append(archive.manifest(topic, partition))
+        except Corrupt as error:
+            report.findings.append(_finding(topic.name, partition, error))
+    return found
+
+
+def _missing(
+    archive: HistoryStore, directory: DirectoryCatalog, topic: TopicRecord, manifest: HistoryManifest
+) -> Iterator[Finding]:
+    """Yield files that a log directory knows to be archived, and may have deleted, but that the archive lacks."""
+    place = directory.place(topic, manifest.partition)
+    known = None
+    with contextlib.suppress(Corrupt):  # the check of the directory reports it
+        known = local_manifest.read(place)
+    for part in known.parts if known is not None else ():
+        if manifest.at(part.start) != part:
+            problem = (
+                f"offsets {part.start} to {part.end - 1} were archived, but {archive.store.url} no longer has them"
+            )
+            yield Finding(place.topic, place.partition, str(place.archived), 0, 0, problem)
+
+
+def _finding(topic: str, partition: int, error: Corrupt) -> Finding:
+    return Finding(topic, partition, str(error.path), error.position, error.size, error.message)
+
+
+def _check_files(
     archive: HistoryStore,
     topic: TopicRecord,
     manifests: list[HistoryManifest],
     counts: Counts,
     advance: Callable[[int], None],
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the files of a topic, and which of them no manifest names. Counts what was read."""
+    """Yield what is wrong with the files of a topic, and those that no manifest names. Counts what was read."""
     for log in manifests:
         for part in log.parts:
             yield from _check_part(archive, log, part, counts, advance)
     for each in archive.unnamed(topic):
-        what = "no manifest names this object: an archiver was stopped before it was done, or is at work"
+        what = "no manifest names this object: an archiver is running, or was stopped before it finished"
         yield Finding(topic.name, each.partition, f"{archive.store.url}/{each.key}", 0, 0, what, damage=False)
-
-
-def missing(
-    place: LogDirectory, archive: HistoryStore, manifest: HistoryManifest, known: HistoryManifest | None
-) -> Iterator[Finding]:
-    """Yield what a log directory knows to be in its archive, and is not: it may have dropped that."""
-    for part in known.parts if known is not None else ():
-        if manifest.at(part.start) != part:
-            problem = f"offsets {part.start} to {part.end - 1} were archived, and {archive.store.url} has them no more"
-            yield Finding(place.topic, place.partition, str(place.archived), 0, 0, problem)
 
 
 def _check_part(
@@ -73,7 +157,7 @@ def _check_part(
     where = files.where_is(store, log, part.file)
     for lo, hi in part.lost:
         counts.lost += hi - lo
-        problem = f"offsets {lo} to {hi - 1} were lost before they were archived: repair cut them"
+        problem = f"offsets {lo} to {hi - 1} were lost before they were archived: repair removed them"
         yield Finding(log.topic, log.partition, where, 0, 0, problem, damage=False)
 
 
@@ -92,7 +176,7 @@ def _check_file(
     if file is part.file:
         _check_rows(path, log, part, where, summary, counts)
     elif file is part.index and path.read_bytes() != summary.index(part.start, part.end, part.first_ticks).encode():
-        raise damaged("it does not list the keys and types of its file", where, file.bytes)
+        raise damaged("it does not match the keys and types of its file", where, file.bytes)
 
 
 def _check_rows(
@@ -107,9 +191,9 @@ def _check_rows(
         offsets, all_ticks = (np.asarray(rows.column(name)) for name in ("offset", "ticks"))
         problem = _problem(rows, log, offsets, all_ticks, beside)
         if offsets[0] <= offset or (np.diff(offsets) <= 0).any() or offsets[-1] >= part.end:
-            problem = "its offsets are not in order, or not those that it should have"
+            problem = "its offsets are out of order, or not those in its manifest"
         elif all_ticks[0] <= ticks or (np.diff(all_ticks) <= 0).any():
-            problem = "its ticks do not grow"
+            problem = "its ticks do not increase"
         elif any(((offsets >= lo) & (offsets < hi)).any() for lo, hi in part.lost):
             problem = "it has events that its manifest says are lost"
         if problem:
@@ -117,14 +201,14 @@ def _check_rows(
         first = first or int(all_ticks[0])
         offset, ticks = int(offsets[-1]), int(all_ticks[-1])
     if part.rows and (first, ticks) != (part.first_ticks, part.last_ticks):
-        raise damaged("its first and last event are not those of its manifest", where, part.file.bytes)
+        raise damaged("its first and last event differ from its manifest", where, part.file.bytes)
 
 
 def _problem(rows: pa.RecordBatch, log: HistoryManifest, offsets: Any, ticks: Any, beside: set[int]) -> str:
     """Return what is wrong with rows, each by itself; empty if nothing is."""
     times = np.asarray(rows.column("time").view(arrow.pyarrow().int64()))
     if not (times == (ticks - UNIX_EPOCH_TICKS) // 10).all():
-        return "its times are not those of its ticks"
+        return "its times do not match its ticks"
     own = {"topic": log.topic, "partition": log.partition}
     if any(rows.column(name).unique().to_pylist() != [own[name]] for name in _ALIKE):
         return "it has rows of another log"

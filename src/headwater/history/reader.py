@@ -25,9 +25,9 @@ from headwater.format.history import ArchivedBlob, HistoryFile, LocalManifest, f
 from headwater.format.names import file_of
 from headwater.history import files
 from headwater.history.cache import ArchiveCache
+from headwater.history.files import damaged, reaching
 from headwater.history.records import HistoryStore
 from headwater.history.segments import write_segment
-from headwater.history.transfer import damaged, reaching
 
 OPEN_MAX = 8  # fetched segments of a log that are kept open: each may have been deleted from the cache meanwhile
 TRIES = 20  # a file that was just fetched may be deleted by others, who need the room, before it is opened

@@ -59,7 +59,7 @@ class HistoryStore:
         if found is None:
             raise NotFound(
                 f"{self.store.url} is not an archive",
-                hint="is the address right? headwater archive DATA URL makes one",
+                hint="check the address; 'headwater archive DATA URL' creates an archive",
                 code="not_an_archive",
             )
         return found.uuid
@@ -67,7 +67,7 @@ class HistoryStore:
     def begin(self, uuid: str) -> None:
         """Make the place the archive of a log (its uuid), durably. Raises Conflict if it belongs to another one."""
         if self._is_log():
-            raise Invalid(f"{self.store.url} is a log, not a place for an archive", hint="name another place")
+            raise Invalid(f"{self.store.url} contains a log, so it cannot hold an archive", hint="use another location")
         probe(self.store, self._clock)
         found = self._root()
         if found is None and self._roots.create(format.ROOT, ArchiveRoot(uuid, format.FORM)) is None:
@@ -75,7 +75,7 @@ class HistoryStore:
         if found is not None and found.uuid != uuid:
             raise Conflict(
                 f"{self.store.url} is the archive of another log, with the uuid {found.uuid}",
-                hint="give each log a place of its own, as in s3://bucket/archive-of-this",
+                hint="use a separate location for each log, such as s3://bucket/archive-of-shop",
                 code="archive_of_another",
                 uuid=found.uuid,
             )
@@ -101,11 +101,11 @@ class HistoryStore:
         found = self._topics.read(key)
         if found is not None and format.topic_key(found.record.name) != key:
             where = f"{self.store.url}/{key}"
-            raise Corrupt(f"{where} is of topic {found.record.name!r}", path=where, position=0, size=0)
+            raise Corrupt(f"{where} belongs to topic {found.record.name!r}", path=where, position=0, size=0)
         return None if found is None else found.record
 
     def tell(self, topic: TopicRecord) -> None:
-        """Store a topic as it is now, durably. One that was deleted and made again takes the place of the old one."""
+        """Store a topic as it is now, durably. A recreated topic replaces the deleted one of its name."""
         key = format.topic_key(topic.name)
         while True:
             found = self._topics.read(key)
@@ -176,7 +176,7 @@ class HistoryStore:
         return found.record
 
     def _is_log(self) -> bool:
-        """Tell whether a log is there: it may have a file of the same name as an archive of an earlier version."""
+        """Return whether it is a log, which may have a file of the same name as an archive of an earlier version."""
         return self.store.get(LOG_ROOT) is not None
 
     def _found(self, topic: TopicRecord, partition: int) -> RecordVersion[HistoryManifest] | None:
@@ -191,20 +191,20 @@ class HistoryStore:
 
 
 def url_of(address: str) -> str:
-    """Return the address of the object store at an address: a path is that of a directory, from here."""
+    """Return the address of the object store: a path becomes that of a directory, relative to the working directory."""
     return f"objects://{os.path.abspath(address)}" if is_directory(address) else address
 
 
 def open_history(
     address: str, *, clock: Clock | None = None, disk: Disk | None = None, limits: Limits = DEFAULTS
 ) -> HistoryStore:
-    """Open the archive at an address. Nothing is requested yet, and nothing made."""
+    """Open the archive at an address. Nothing is requested or created yet."""
     clock = clock or Clock()
     return HistoryStore(open_store(url_of(address), clock=clock, disk=disk or Disk(), limits=limits), clock)
 
 
 def is_archive(address: str) -> bool:
-    """Tell whether an archive, of any form, is at an address of an object store or a directory."""
+    """Return whether an archive, of any form, is at an address of an object store or a directory."""
     with contextlib.closing(open_history(address)) as archive:
         try:
             archive.owner()

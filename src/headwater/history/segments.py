@@ -17,7 +17,7 @@ import numpy as np
 from headwater.bucket.object_store import ObjectStore
 from headwater.directory.blobs import BlobSpool
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.seal import build_index
+from headwater.directory.sealer import build_index
 from headwater.directory.segment import SegmentFile
 from headwater.event import Content
 from headwater.format import arrow
@@ -27,7 +27,7 @@ from headwater.format.history import HistoryFile, HistoryManifest
 from headwater.format.names import file_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader
 from headwater.history import files
-from headwater.history.transfer import damaged
+from headwater.history.files import damaged
 from headwater.limits import DATA_BYTES_CEILING
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ deletes events because they are archived. The index object beside a file holds t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -27,11 +26,11 @@ from headwater.format import blob as blob_format
 from headwater.format import history as format
 from headwater.format.batch import BLOB, LOST
 from headwater.format.events import EventBatch
+from headwater.format.hashes import U32, key_hashes
 from headwater.format.history import COLUMNS, ArchivedBlob, ArchivedFile, HistoryFile, HistoryManifest
 from headwater.format.index import Index
-from headwater.format.keyhash import U32, key_hashes
 from headwater.format.losses import Ranges
-from headwater.history.transfer import pieces_of, upload
+from headwater.history.files import parquet, pieces_of, upload
 from headwater.limits import BLOB_CHUNK_BYTES, COLUMN_DATA_BYTES_MAX, MIB
 
 if TYPE_CHECKING:
@@ -46,12 +45,6 @@ _DELTAS = {"offset": "DELTA_BINARY_PACKED", "ticks": "DELTA_BINARY_PACKED", "tim
 _ENCODINGS = {**_DELTAS, "id": "DELTA_BYTE_ARRAY"}
 
 Pause = Callable[[], None]
-
-
-def parquet() -> Any:
-    """Return the module, imported where it is first needed."""
-    arrow.pyarrow()
-    return importlib.import_module("pyarrow.parquet")
 
 
 def write_files(
@@ -174,7 +167,7 @@ class _FileWriter:
         ticks = batch.ticks()
         offset = batch.end_offset - len(batch)
         if batch.log.node != self._log.node:
-            raise Conflict(f"topic {self._log.topic!r} was deleted and made again while it was archived")
+            raise Conflict(f"topic {self._log.topic!r} was deleted and recreated while it was being archived")
         if offset < self._next or int(ticks[0]) <= self._reached:
             raise Corrupt(f"{self}: offset {offset} is out of order")
         if offset > self._next:
@@ -217,7 +210,7 @@ class _FileWriter:
             found = [_fingerprint(file.read_row_group(number)) for number in range(file.num_row_groups)]
         if found != self._fingerprints:
             raise Corrupt(
-                f"{self}: a Parquet file does not read as it was written",
+                f"{self}: a Parquet file does not read back as it was written",
                 hint="check the memory and the disk of the machine that wrote it",
                 code="not_as_written",
             )

@@ -52,7 +52,7 @@ class LogFollow(Iterator[Event]):
         return self._more()
 
     def _more(self) -> Event:
-        """The first event of the next batch; raises StopIteration."""
+        """Return the first event of the next batch; raises StopIteration."""
         self._deadline = None
         try:
             while not (self._stopped or self._closed()):
@@ -141,7 +141,7 @@ def wait_for_more(
     """
     places = list(places)
     for log, _ in places:
-        log.settle()  # the process that dies in the middle of a commit wakes nobody
+        log.settle()  # a process that dies in the middle of a commit wakes no follower
     words = [*more, *(tail.expect() for log, _ in places if (tail := log.wait_on()) is not None)]
     if over() or any(log.seen() > offset for log, offset in places):
         return

@@ -1,17 +1,24 @@
-"""What the engine asks of a log, wherever it is kept: `LocalLog` and `ObjectLog` of the storage layer have it."""
+"""The protocol of one log, wherever it is kept, and the errors that every log raises.
+
+`LocalLog` (directory) and `ObjectLog` (bucket) implement it. `Extents` say where a log can be cut into parts of about
+the same bytes, without reading its events.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from headwater.disk.disk import Word
+from headwater.errors import NotFound, TooLarge
 from headwater.event import Blob, Content
 from headwater.format.batch import Batch
+from headwater.format.column import I64
 from headwater.format.losses import Ranges
 from headwater.format.producers import Producer, ProducerState
 from headwater.limits import Limits
-from headwater.log.extents import Extents
 from headwater.log.rows import Rows
 
 TypeTest = Callable[[bytes], bool]
@@ -31,7 +38,7 @@ class LogIdentity(Protocol):
 
 
 class LogProgress(Protocol):
-    """How far a log has come. What is secured can be told of outside of it: no crash takes it back."""
+    """How far a log has come. What is secured can be mentioned outside of it: no crash takes it back."""
 
     @property
     def visible_offset(self) -> int: ...
@@ -124,13 +131,13 @@ class Log(Protocol):
         """Return the offset that the next event will get."""
 
     def seen(self) -> int:
-        """The same for callers that poll: where a look costs, it may be as old as `pause_s` allows."""
+        """Return the end for callers that poll: where a look costs, it may be as old as `pause_s` allows."""
 
     def pause_s(self) -> float | None:
-        """After how many seconds a sleeper should look again even if nobody wakes it; None if somebody always does."""
+        """Return after how many seconds a sleeper should poll; None if every append wakes it."""
 
     def secured(self) -> int:
-        """Up to where it is durable, at least: a crash does not take that back. Does not look for more."""
+        """Return up to where it is durable, at least: a crash does not take that back. Does not look for more."""
 
     def state(self) -> LogProgress:
         """Return how far it has come; raises NotFound if its topic was deleted."""
@@ -144,10 +151,9 @@ class Log(Protocol):
         types: TypeTest | None = None,
         key: bytes | None = None,
     ) -> Iterator[Batch]:
-        """Batches that hold the offsets from `start` to `stop`, whole; some that cannot hold what is wanted are not.
+        """Yield the batches that hold the offsets from `start` to `stop`, whole, less some that hold nothing wanted.
 
-        They may overlap, as those of a cursor. A warning of the logger `headwater` tells of lost events that they pass
-        over.
+        They may overlap, as those of a cursor. The logger `headwater` warns of lost events that they pass over.
         """
 
     def version(self, key: bytes) -> int | None:
@@ -166,7 +172,7 @@ class Log(Protocol):
         """Return the offsets from `start` to before `stop` whose events are lost; raises Corrupt on damage."""
 
     def extents(self, start: int, stop: int, whole: int) -> Extents:
-        """Where the offsets from `start` to before `stop`, which are visible, can be cut; none if there are none.
+        """Return where the offsets from `start` to before `stop`, which are visible, can be cut; maybe none.
 
         What has up to `whole` bytes need not be cut. Reads no events; raises NotFound for what is gone.
         """
@@ -198,3 +204,69 @@ class Log(Protocol):
 
 
 L = TypeVar("L", bound=Log)
+
+
+class Extents(NamedTuple):
+    """Parts of a log, in order: where each begins, at the first event of a batch, and about how many bytes it has.
+
+    Each ends where the next begins. Only the very first may begin within a batch, where the caller wants that.
+    """
+
+    starts: I64
+    sizes: I64
+
+    @classmethod
+    def of(cls, starts: list[int], sizes: list[int]) -> Extents:
+        return cls(np.array(starts, np.int64), np.array(sizes, np.int64))
+
+
+def joined(parts: list[Extents]) -> Extents:
+    """Return parts that follow each other, as one; none at all if there are none."""
+    if not parts:
+        return Extents.of([], [])
+    return Extents(np.concatenate([part.starts for part in parts]), np.concatenate([part.sizes for part in parts]))
+
+
+def cut(extents: Extents, bytes_max: int, parts_max: int) -> Extents:
+    """Return fewer and larger parts: as many as there are `bytes_max` in it, each with about its share."""
+    starts, sizes = extents
+    total = int(sizes.sum())
+    wanted = min(-(-total // bytes_max), parts_max)
+    if wanted <= 1:
+        return Extents(starts[:1], np.array([total] if len(starts) else [], np.int64))
+    before = np.cumsum(sizes) - sizes
+    share = (before * (wanted / total)).astype(np.int64)
+    first = np.flatnonzero(np.diff(share, prepend=-1))
+    return Extents(starts[first], np.add.reduceat(sizes, first))
+
+
+class NamedLog(Protocol):
+    """Which log it is; `str()` is for messages."""
+
+    @property
+    def topic(self) -> str: ...
+
+
+def deleted(place: NamedLog) -> NotFound:
+    """Return the error for a topic that is gone."""
+    return NotFound(f"topic {place.topic!r} was deleted", code="topic_deleted", topic=place.topic)
+
+
+def offset_gone(place: NamedLog, offset: int, oldest: int) -> NotFound:
+    """Return the error for an event that retention has deleted."""
+    return NotFound(
+        f"{place}: offset {offset} is gone; the oldest is {oldest}",
+        hint="read from start='earliest'",
+        code="offset_gone",
+        oldest=oldest,
+    )
+
+
+def too_large(bytes_max: int) -> TooLarge:
+    """Return the error for an event above the limit of its topic."""
+    return TooLarge(
+        f"the data exceeds the topic's limit of {bytes_max} bytes",
+        hint="create the topic with a larger data_bytes_max",
+        limit="data_bytes_max",
+        maximum=bytes_max,
+    )

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from headwater.backend import KnownProducers
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import Closed, TooLarge, enough_memory
+from headwater.errors import Closed, NotFound, TooLarge, enough_memory
 from headwater.event import Event, Ref, Refs
 from headwater.format import given
 from headwater.format.events import EventBatch
@@ -25,10 +25,9 @@ from headwater.info import Split
 from headwater.limits import Limits
 from headwater.log import pending as waiting
 from headwater.log import reading
-from headwater.log import splits as splitting
+from headwater.log import reading as splitting
 from headwater.log.follow import LogFollow
 from headwater.log.log import EventUpload, L
-from headwater.log.log_transaction import LogTransaction
 from headwater.log.open_topics import Catalog, OpenTopic, OpenTopics
 from headwater.log.pending import PendingAppend
 from headwater.log.reading import TopicRead
@@ -37,6 +36,7 @@ from headwater.log.topic_cursor import CursorBell, TopicCursor
 from headwater.match.selection import Selection
 from headwater.position import Positions
 from headwater.requests import Append, AppendMany, FilterOptions, Read, no_holder
+from headwater.transaction import Transaction
 
 
 class TopicCatalog(Catalog, Protocol):
@@ -77,7 +77,7 @@ class LogBackend(Generic[L]):
         """Open one partition of a topic."""
 
     @abstractmethod
-    def transaction(self, sync: bool | None, producer: Producer | None) -> LogTransaction[L]:
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
         """Begin appends that happen together or not at all."""
 
     @property
@@ -140,7 +140,10 @@ class LogBackend(Generic[L]):
                 rows = _take_all(self._upload(log, request), (data,))
             else:
                 rows = self.rows(request, data)
-                log = self._topics.commit(opened, log, rows)
+                try:
+                    log.append(rows)
+                except NotFound:
+                    log = self._topics.commit_to_successor(opened, log, rows)
         place = log.place
         return Ref(place.topic, place.partition, rows.offset, rows.ticks, log.node, "fsync" if rows.sync else "os")
 
@@ -204,8 +207,9 @@ class LogBackend(Generic[L]):
 
     def rows(self, request: Append, data: bytes) -> Rows:
         """Return the rows of an append of one event."""
-        sync = self._sync if request.sync is None else request.sync
-        rows = Rows.one(request.content, sync, data, request.type, request.key, request.meta)
+        rows = Rows(request.content, self._sync if request.sync is None else request.sync)  # as `Rows.one`, less a call
+        rows.data, rows.type, rows.key, rows.meta = data, request.type, request.key, request.meta
+        rows.size = len(data)
         if request.expected is not None or request.producer is not None:
             rows.guard(request.expected, request.producer)
         return rows

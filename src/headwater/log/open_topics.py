@@ -1,7 +1,7 @@
-"""The topics that are in use: opened when first asked for, forgotten when they are deleted, by whichever process.
+"""The topics that are in use: opened at their first use, forgotten when they are deleted, by whichever process.
 
-Those that were not used for longest are closed when they are many. What is in use is not: whoever holds a log goes on
-with it, and others who want it get the same one.
+Those that were not used for longest are closed when they are many. What is in use is not: a caller that holds a
+log keeps it, and others get the same one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class OpenTopic(Generic[L]):
 
 
 class OpenTopics(Generic[L]):
-    """The open topics of one engine. Safe from any thread."""
+    """The open topics of one backend. Safe from any thread."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class OpenTopics(Generic[L]):
         new_log: Callable[[TopicRecord, int], L],
         check_open: Callable[[], None],
     ) -> None:
-        """`check_open` raises once the engine was closed."""
+        """`check_open` raises once the backend was closed."""
         self.open: dict[str, OpenTopic[L]] = {}
         self._logs: WeakValueDictionary[tuple[str, int], L] = WeakValueDictionary()  # all that anybody holds
         self._catalogue = catalogue
@@ -124,7 +124,7 @@ class OpenTopics(Generic[L]):
         return opened
 
     def known(self, name: str) -> OpenTopic[L]:
-        """The same, also while the engine is being opened or closed."""
+        """Return the topic as `get`, also while the backend is being opened or closed."""
         opened = self.open.get(name)
         if opened is None:
             topic = self._catalogue.find(name)
@@ -196,12 +196,17 @@ class OpenTopics(Generic[L]):
         try:
             log.append(rows)
         except NotFound:
-            log = self._successor(opened, log)
-            log.append(rows)
+            log = self.commit_to_successor(opened, log, rows)
+        return log
+
+    def commit_to_successor(self, opened: OpenTopic[L], log: L, rows: Rows) -> L:
+        """Append to the topic that took the name of a deleted one. Returns the log."""
+        log = self._successor(opened, log)
+        log.append(rows)
         return log
 
     def living(self, opened: OpenTopic[L], log: L) -> L:
-        """The log, or the one that came after it if its topic was deleted: for streams, which cannot be read twice."""
+        """Return the log, or its successor if the topic was deleted: for streams, which cannot be read twice."""
         try:
             log.state()
         except NotFound:
@@ -225,7 +230,7 @@ class OpenTopics(Generic[L]):
             log.close()
 
     def _successor(self, opened: OpenTopic[L], log: L) -> L:
-        """The same partition of the topic that took the name of a deleted one; NotFound if it has other partitions."""
+        """Return the partition in the topic that took the name of a deleted one; NotFound if its partitions differ."""
         self.forget(opened)
         successor = self.for_append(opened.topic.name)
         if len(successor.logs) != len(opened.logs):

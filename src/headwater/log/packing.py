@@ -1,6 +1,6 @@
 """Packing: small batches of a log become ones of a good size, and too large ones are split.
 
-Offsets, times and ids stay; the stamps of producers go, as the log remembers those elsewhere. For whoever rewrites what
+Offsets, times and ids stay; the stamps of producers go, as the log remembers those elsewhere. For what
 never changes any more: sealing in a directory, compaction in a bucket. No I/O.
 """
 
@@ -54,7 +54,7 @@ def runs(batches: Iterator[Batch], log: BatchPacker, pause: Pause = lambda: None
 
 
 def packed(run: list[Batch], log: BatchPacker) -> Iterator[bytes]:
-    """The bytes of the batches that a run of neighbours becomes: one, or, if a single one is too large, several."""
+    """Yield the bytes of the batches that a run of neighbours becomes: one, or several if a single one is too large."""
     batch = run[0]
     if len(run) > 1:
         yield merge(run, zstd=log.zstd)
@@ -73,7 +73,7 @@ def split(batch: Batch, parts: int, *, zstd: bool) -> Iterator[bytes]:
 
 
 def part(batch: Batch, lo: int, hi: int, *, zstd: bool) -> bytes:
-    """The bytes of a batch that holds the events number `lo` to `hi` of another, with their offsets and ticks."""
+    """Return the bytes of a batch with the events number `lo` to `hi` of another, with their offsets and ticks."""
     ticks = batch.ticks()
     columns = {
         kind: None if (column := batch.column(kind)) is None else column.slice(lo, hi)
@@ -84,7 +84,7 @@ def part(batch: Batch, lo: int, hi: int, *, zstd: bool) -> bytes:
 
 
 def merge(run: list[Batch], *, zstd: bool) -> bytes:
-    """The bytes of one batch that holds the events of neighbouring ones, verified, with their offsets and ticks."""
+    """Return the bytes of one batch with the events of neighbouring ones, verified, with their offsets and ticks."""
     counts = [batch.count for batch in run]
     columns: dict[int, Column | None] = {}
     for kind in (TYPE, KEY, DATA, META):

@@ -48,7 +48,7 @@ class PendingAppend:
         return Ref(place.topic, place.partition, rows.offset, rows.ticks, self.log.node, "fsync" if rows.sync else "os")
 
     def run(self) -> Run:
-        """The same for all its events."""
+        """Return where all its events are, once committed; raises what kept them from being."""
         rows = self.rows
         if rows.error is not None:
             raise rows.error

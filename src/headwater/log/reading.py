@@ -1,4 +1,4 @@
-"""Reading a topic: where to begin and end, one partition or all, forwards or backwards."""
+"""Reading a topic: where to begin and end, one partition or all, forwards or backwards, whole or cut into splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from headwater.errors import HeadwaterError, Invalid, NotFound, out_of_memory
 from headwater.event import Event, ticks_and_node, ticks_of, time_of
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch, data_in_memory
-from headwater.log.log import Log
+from headwater.info import Split
+from headwater.limits import SPLITS_MAX
+from headwater.log.log import Log, cut
 from headwater.match.selection import Selection
 from headwater.position import Position, not_a_position
 from headwater.requests import Read
@@ -130,9 +132,9 @@ def span(
 
 
 def lost_between(logs: Sequence[Log], starts: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int]]:
-    """The lost events of some logs: partition, first offset and end of each range. Those behind damage may be left out.
+    """Return the lost events of some logs: partition, first offset and end of each range.
 
-    Reading what is damaged or gone raises the error.
+    Those behind damage may be left out: reading what is damaged or gone raises the error.
     """
     found = []
     for log, start, end in zip(logs, starts, ends, strict=True):
@@ -182,8 +184,42 @@ def _events(batches: Iterator[EventBatch], reverse: bool) -> Iterator[Event]:
 
 
 def time_at(log: Log, start: int, end: int) -> str | None:
-    """When the first event of a range was appended; None if there is none, or it is damaged or gone."""
+    """Return when the first event of a range was appended; None if there is none, or it is damaged or gone."""
     with contextlib.suppress(HeadwaterError):  # damage is for `check` to tell; retention may have come in between
         for batch in log.batches(start, end):
             return time_of(batch.base_ticks).isoformat()
     return None
+
+
+SMALL = 4  # what is smaller than this share of a split is not looked into: splits are then of up to so much more
+
+
+def splits(
+    logs: Sequence[Log], start: Position | Sequence[int], end: Position | Sequence[int], split_bytes: int
+) -> list[Split]:
+    """Return the splits from `start` to before `end`, up to what is durable now, partition after partition."""
+    if split_bytes < 1:
+        raise Invalid(f"split_bytes is {split_bytes}, but must be positive", hint="64 MiB is a good size")
+    secured = [log.state().secured_offset for log in logs]
+    while True:
+        starts, ends = begin(logs, start), secured
+        if end != "latest":
+            ends = [min(pair) for pair in zip(begin(logs, end), secured, strict=True)]
+        try:
+            bounds = zip(logs, starts, ends, strict=True)
+            return [split for log, lo, hi in bounds for split in _of_log(log, lo, hi, split_bytes)]
+        except NotFound as error:
+            if error.code != "offset_gone" or (isinstance(start, (int, Sequence)) and start != "earliest"):
+                raise  # else retention came in between: search what is left
+
+
+def _of_log(log: Log, start: int, end: int, split_bytes: int) -> list[Split]:
+    if start >= end:
+        return []
+    extents = log.extents(start, end, split_bytes // SMALL)
+    parts = cut(extents, split_bytes, SPLITS_MAX)
+    starts, sizes = parts.starts.tolist(), parts.sizes.tolist()
+    return [
+        Split(log.topic, log.partition, lo, hi, size)
+        for lo, hi, size in zip(starts, [*starts[1:], end], sizes, strict=True)
+    ]

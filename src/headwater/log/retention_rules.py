@@ -18,7 +18,7 @@ TICKS_PER_MS = 10_000
 
 
 class ClosedSegments(Protocol):
-    """A segment that nobody appends to, wherever it is."""
+    """A segment that is finished, wherever it is."""
 
     @property
     def end(self) -> int: ...
@@ -30,7 +30,7 @@ S = TypeVar("S", bound=ClosedSegments)
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What one partition keeps: the settings of its topic, and what was asked for besides."""
+    """What one partition keeps: the settings of its topic, and what the caller adds."""
 
     settings: TopicSettings
     passed: int | None = None  # the slowest consumer's cursor; None if there are no consumers
@@ -59,7 +59,7 @@ class Rules(msgspec.Struct, frozen=True):
 def surplus(
     finished: Sequence[S], total: int, left: int, rules: Rules, now: int, last_ticks: Callable[[S], int]
 ) -> list[S]:
-    """Those of the finished segments, oldest first, that have to go from a log of so many bytes and segments in all."""
+    """Return the finished segments, oldest first, that have to go from a log of so many bytes and segments in all."""
     kept = rules.settings
     hard = kept.retention_bytes_hard
     oldest_ticks = rules.oldest_ticks(now)

@@ -86,14 +86,14 @@ class Rows:
         self.guarded = expected is not None or producer is not None
 
     def runs(self) -> bool:
-        """Whether the call that appends them has not ended: an exception may have ended it at any instruction."""
+        """Return whether the call that appends them is under way: an exception may end it at any instruction."""
         frame = _current_frames().get(self.thread) if self.frame is not None else None
         while frame is not None and frame is not self.frame:
             frame = frame.f_back
         return frame is not None
 
     def depends_on(self, other: Rows) -> bool:
-        """Whether it must wait for the other rows to be committed: of the same producer, or of the expected key."""
+        """Return whether it must wait for other rows to be committed: of the same producer, or of the expected key."""
         if self.producer is not None and other.producer is not None and self.producer.id == other.producer.id:
             return True
         if self.expected is None:

@@ -1,6 +1,6 @@
 """A place in a topic that moves forward over its batches, for those who deliver them some at a time.
 
-Unlike `Follow` it never sleeps, knows its offset in each partition, and goes on where its user or an error stopped it.
+Unlike `LogFollow` it never sleeps, knows its offset in each partition, and continues where it was stopped.
 A `CursorBell` is what to sleep on until one of many cursors has more.
 """
 
@@ -14,9 +14,8 @@ from headwater.disk.disk import Clock, Disk
 from headwater.errors import HeadwaterError
 from headwater.event import id_of, ticks_and_node
 from headwater.format.events import EventBatch
-from headwater.log.failures import offset_gone
 from headwater.log.follow import wait_for_more
-from headwater.log.log import Log
+from headwater.log.log import Log, offset_gone
 from headwater.log.reading import lost_between, pick
 from headwater.match.selection import Selection
 
@@ -91,9 +90,9 @@ class TopicCursor:
     def take(self, bytes_max: int, stop: Offsets | None = None) -> list[EventBatch]:
         """Return the next wanted events up to the end there is now, or to before `stop`: about `bytes_max`.
 
-        It returns earlier, maybe with nothing, when it has looked at much that was not wanted: whoever wants all calls
-        it until `offsets` stay where they are. Raises NotFound with the code `offset_gone` where retention has been:
-        `pass_gaps` goes on from there. The `stop` of a later call must not be before that of an earlier one.
+        It returns earlier, maybe with nothing, when it has read much that was not wanted: to read all, call it
+        until `offsets` stay where they are. Raises NotFound with the code `offset_gone` where retention has been:
+        `pass_gaps` continues from there. The `stop` of a later call must not be before that of an earlier one.
         """
         found: list[EventBatch] = []
         size = looked = 0
@@ -143,7 +142,7 @@ class TopicCursor:
         return gap
 
     def pass_gaps(self) -> list[Gap]:
-        """Move on to the oldest events where retention has deleted the next ones; tells where, nothing if nowhere."""
+        """Move on to the oldest events where retention has deleted the next ones, and return the gaps."""
         gaps = []
         for number, log in enumerate(self._logs):
             offset, oldest = self._offsets[number], log.start()

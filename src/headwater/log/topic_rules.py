@@ -16,7 +16,7 @@ def check_topic(name: str, partitions: int, chosen: TopicSettings, limits: Limit
     """Raise Invalid, or TooLarge, for what cannot be a topic."""
     checked_name(name, limits)
     if not 1 <= partitions <= PARTITIONS_MAX:
-        raise Invalid(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}")
+        raise Invalid(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
     if chosen.data_bytes_max > DATA_BYTES_CEILING:
         raise TooLarge(
             f"data_bytes_max is {chosen.data_bytes_max}; the maximum is {DATA_BYTES_CEILING}",
@@ -52,7 +52,7 @@ def checked_name(name: str, limits: Limits) -> str:
 
 
 def same(topic: TopicRecord, partitions: int) -> bool:
-    """False, which says that the topic is not new; raises Invalid if it has another number of partitions."""
+    """Return False, which says that the topic is not new; raises Invalid if it has another number of partitions."""
     there = topic.partitions
     if there != partitions:
         raise Invalid(
@@ -83,7 +83,7 @@ def limits_of(topic: TopicRecord, limits: Limits) -> Limits:
 
 
 def not_found(name: str, where: object) -> NotFound:
-    """That there is no topic of this name."""
+    """Return the error for a topic that does not exist."""
     return NotFound(
         f"there is no topic {name!r} in {where}",
         hint="'headwater topics' lists them",

@@ -11,7 +11,7 @@ from headwater.errors import Closed
 from headwater.event import Content
 from headwater.format.producers import Producer
 from headwater.limits import Limits
-from headwater.log.failures import too_large
+from headwater.log.log import too_large
 from headwater.log.rows import Rows
 
 

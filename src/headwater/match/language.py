@@ -21,8 +21,7 @@ from headwater.limits import (
 )
 from headwater.match import values
 from headwater.match.pattern import compile_pattern
-from headwater.match.refusal import bad_match
-from headwater.match.text import extended, is_extended
+from headwater.match.text import bad_match, extended, is_extended
 from headwater.match.values import ARRAYS, MISSING, UNORDERED, Each, Test, kind_of
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -40,7 +39,7 @@ SHOWN_MAX = 60  # characters of a name that an error shows
 class Term(NamedTuple):
     """A test of what stands under one name of a document; `each` is the same over many values at once.
 
-    What was asked, for whoever can answer a part of it from an index: the operand of `operator` for all of `path`.
+    An index can answer a part of a match by the operand of `operator` for all of `path`.
     """
 
     name: str
@@ -87,7 +86,7 @@ class _MatchParser:
         self._patterns = 0
 
     def match(self, match: Any, depth: int) -> Node:
-        """Return a whole match: names with what is asked of them, and operators over matches."""
+        """Return a whole match: names with what they must hold, and operators over matches."""
         _check_depth(depth)
         if not isinstance(match, Mapping):
             raise bad_match(f"a match is an object, not {_named(match)}", """write it like {"total": {"$gt": 10}}""")
@@ -119,7 +118,7 @@ class _MatchParser:
         return self._asked(path, asked, depth + len(path))
 
     def _asked(self, path: tuple[str, ...], asked: Any, depth: int) -> Node:
-        """Return what is asked of a field: an object of operators, or a value that it equals."""
+        """Return what a field must hold: an object of operators, or a value that it equals."""
         if not isinstance(asked, Mapping) or is_extended(asked) or not _has_operator(asked):
             return self._operator(path, "$eq", asked, depth)
         _check_depth(depth)
@@ -258,7 +257,7 @@ def _with_elements(test: Test) -> Test:
 
 
 def _step(part: str, then: Test) -> Test:
-    """Go on to a part of what was found: of an object, of any object in an array, or an element by its number."""
+    """Follow a path to a part of what was found: of an object, of any object in an array, or to an element."""
     index = int(part) if part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX else None
 
     def test(value: Any) -> bool:

@@ -110,7 +110,7 @@ def _bind(node: Node, getter: Callable[[str], Getter]) -> Test:
 
 
 def _each(node: Node, getter: Callable[[str], Getter]) -> Each:
-    """The same over many documents; a match of one term goes over their values without a call for each."""
+    """Return which of many documents match; a match of one term goes over their values without a call for each."""
     if isinstance(node, Term):
         each, get = node.each, getter(node.name)
         return lambda documents: each(map(get, documents))
@@ -162,7 +162,7 @@ def _bson_decoder() -> Callable[[bytes], Any]:
     try:
         import bson
     except ImportError as error:
-        raise Unsupported("matching BSON needs its codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("matching BSON needs pymongo", hint="pip install 'headwater[bson]'") from error
     # Dates beyond the years of Python stay numbers, so that one of them does not hide a document.
     options: Any = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_AUTO)
 

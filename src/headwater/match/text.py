@@ -1,4 +1,7 @@
-"""A match as text, as it comes from a command line or over a wire: JSON, in which Extended JSON names BSON's types."""
+"""A match as text, as it comes from a command line or over a wire: JSON, in which Extended JSON names BSON's types.
+
+`bad_match` makes the error for every match that is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import Unsupported
+from headwater.errors import Invalid, Unsupported
 from headwater.limits import MATCH_BYTES_MAX
-from headwater.match.refusal import bad_match
 
 EXTENDED = frozenset(
     (
@@ -55,7 +57,7 @@ def extended(value: Mapping[str, Any]) -> Any:
     try:
         from bson import json_util
     except ImportError as error:
-        raise Unsupported("values of BSON need its codec", hint="pip install 'headwater[bson]'") from error
+        raise Unsupported("BSON values need pymongo", hint="pip install 'headwater[bson]'") from error
     name = next(iter(value))
     options = json_util.JSONOptions(tz_aware=True)
     try:
@@ -65,3 +67,7 @@ def extended(value: Mapping[str, Any]) -> Any:
     if isinstance(found, dict):
         raise bad_match(f"{name} has no valid value of Extended JSON", _EXTENDED_HINT)
     return found
+
+
+def bad_match(message: str, hint: str) -> Invalid:
+    return Invalid(message, hint=hint, code="bad_match")

@@ -1,16 +1,18 @@
 """Appends as requests, and their answers as references.
 
-Every append has a producer, the user's or one of `ProducerPool`, so that it can be sent again after its answer was
-lost. A topic that is not there is made, as a directory does it. Safe from any thread.
+Every append has a producer, the user's or one of `ProducerPool`, which makes retries idempotent. A producer has one
+request at a time, and its `seq` grows; a request takes a free one, or a new one, so there are as many as requests at
+once. A missing topic is created. Safe from any thread; a forked child has producers of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -21,7 +23,6 @@ from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.producers import Producer
 from headwater.limits import Limits
-from headwater.remote.producers import ProducerPool
 from headwater.remote.transport import HttpResponse, Transport
 from headwater.requests import Append, AppendMany
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 
 class RunLine(msgspec.Struct, frozen=True):
-    """Events that one request appended to one partition, as the server tells it."""
+    """Events that one request appended to one partition, in the response."""
 
     partition: int
     offset: int
@@ -44,7 +45,7 @@ class RunLine(msgspec.Struct, frozen=True):
 
 
 class RunLines(msgspec.Struct, frozen=True):
-    """The answer to an append of many events."""
+    """The response to an append of many events."""
 
     count: int
     durability: Durability
@@ -55,7 +56,7 @@ _decode_runs = msgspec.json.Decoder(RunLines).decode
 
 
 class StreamBody:
-    """A stream as the body of a request. What can be sought in can be sent again, anything else only once."""
+    """A stream as the body of a request. A seekable one can be sent again, anything else only once."""
 
     def __init__(self, data: IO[bytes] | Iterator[bytes]) -> None:
         self._data = data
@@ -135,9 +136,9 @@ class RemoteAppender:
         return Refs(request.topic, told.durability, runs, rows if len(runs) > 1 else None)
 
     def produced(self, given_producer: Producer | None, ask: Callable[[Producer], T]) -> T:
-        """Ask under the user's producer, or one that has no request under way.
+        """Call `ask` with the user's producer, or one that has no request under way.
 
-        One whose answer was lost is not used again: the error tells it, and the user may ask with it once more.
+        One whose response was lost is not used again: the error has it, and the user may retry with it.
         """
         if given_producer is not None:
             return ask(given_producer)
@@ -152,7 +153,7 @@ class RemoteAppender:
         return found
 
     def make(self, topic: str) -> None:
-        """Make sure that a topic is there."""
+        """Create a topic unless it exists."""
         try:
             self._transport.call("PUT", ("topic", topic), repeat=True)
         except Invalid as error:
@@ -208,3 +209,43 @@ def header_of(id: str) -> str:
             hint="it must not contain control characters, or begin or end with a space",
         )
     return id.encode().decode("latin-1")  # headers are bytes, and these are UTF-8
+
+
+class ProducerSlot:
+    """A producer, and the seq of its last request."""
+
+    __slots__ = ("id", "seq")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.seq = -1
+
+
+class ProducerPool:
+    """The producers of one opened log."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def take(self) -> tuple[ProducerSlot, Producer]:
+        """Return a producer that has no request under way, and its next request."""
+        with self._mutex:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot = ProducerSlot(f"{self._name}-{self._made}")
+                self._made += 1
+        slot.seq += 1
+        return slot, Producer(slot.id, 0, slot.seq)
+
+    def give_back(self, slot: ProducerSlot) -> None:
+        """Take back a producer whose request was answered; one whose response was lost stays with the user."""
+        with self._mutex:
+            self._free.append(slot)
+
+    def after_fork(self) -> None:
+        """Start over, under another name."""
+        self._mutex = threading.Lock()  # protects what follows
+        self._free: list[ProducerSlot] = []
+        self._name = uuid4().hex
+        self._made = 0

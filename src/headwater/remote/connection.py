@@ -134,7 +134,7 @@ class HttpConnection:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def timeout(self, seconds: float | None) -> None:
-        """How long each step may take from now on; None: as long as the other side is there."""
+        """Set how long each step may take from now on; None: as long as the other side is there."""
         if seconds != self._timeout_s:
             self._timeout_s = seconds
             self._socket.settimeout(seconds)
@@ -193,7 +193,7 @@ class HttpConnection:
                 ) from error  # it has not got all, and so does nothing
 
     def _answered_early(self) -> bool:
-        """Whether a request is answered before all of it was sent, and so is refused: the rest need not be sent."""
+        """Return whether a request is answered, and so refused, before all of it was sent: the rest need not be."""
         if self.usable:
             return False
         self.receive()

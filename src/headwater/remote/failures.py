@@ -1,4 +1,4 @@
-"""From answers to errors: the class, code, hint and facts that the server raised (docs/HTTP.md, "Errors")."""
+"""Errors of a client: what the server raised (docs/HTTP.md, "Errors"), and what the connection did."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESERVED = ("message", "hint", "code")  # what an error has besides its facts
 
 
 def error_of(status: int, body: bytes, address: ServerAddress) -> HeadwaterError:
-    """Return the error that an answer tells of."""
+    """Return the error that is in a response."""
     try:
         told = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -45,7 +45,7 @@ def revive(told: ErrorBody, status: int = 500) -> HeadwaterError:
 
 
 def unreachable(address: ServerAddress, reason: str) -> Unavailable:
-    """That no connection could be made."""
+    """Return the error for a connection that could not be made."""
     return Unavailable(
         f"{address} cannot be reached: {reason}",
         hint="is 'headwater serve' running there, and is the address right?",
@@ -54,7 +54,7 @@ def unreachable(address: ServerAddress, reason: str) -> Unavailable:
 
 
 def lost(address: ServerAddress, reason: str, **facts: Any) -> Unavailable:
-    """That a request may have been done, or not, and its answer is not to be had."""
+    """Return the error for a request whose response is lost: it may have been carried out."""
     again = "producer" in facts
     return Unavailable(
         f"the response from {address} was lost: {reason}",
@@ -66,7 +66,7 @@ def lost(address: ServerAddress, reason: str, **facts: Any) -> Unavailable:
 
 
 def not_headwater(address: ServerAddress) -> Unsupported:
-    """That an answer lacks what ours have."""
+    """Return the error for a response that lacks the headers of a Headwater server."""
     return Unsupported(
         f"the response from {address} is not that of a Headwater server",
         hint="is the server older, or does a proxy in front of it remove headers?",
@@ -75,14 +75,14 @@ def not_headwater(address: ServerAddress) -> Unsupported:
 
 
 def cut_short(address: ServerAddress, reason: str) -> Unavailable:
-    """That an answer did not come to its end."""
+    """Return the error for a response that ended too early."""
     return Unavailable(
         f"the response from {address} was cut short: {reason}", hint="try again", code="answer_cut_short"
     )
 
 
 def _of_a_stranger(status: int, address: ServerAddress) -> HeadwaterError:
-    """An answer without an error of ours: of a proxy, or of a server that is not Headwater."""
+    """Return the error for a response of a proxy, or of a server that is not Headwater."""
     return _by_status(status)(
         f"{address} responded with status {status}",
         hint="is this the address of a Headwater server, or of a proxy in front of one?",

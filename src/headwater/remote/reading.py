@@ -11,28 +11,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from struct import Struct
 from typing import Any, Self
 from uuid import UUID
 
+import numpy as np
+from crc32c import crc32c
+
 from headwater import position
-from headwater.errors import HeadwaterError, NotFound, out_of_memory, within_memory
+from headwater.errors import Corrupt, HeadwaterError, NotFound, out_of_memory, within_memory
 from headwater.event import Blob, Event
+from headwater.format import blob as format
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch
 from headwater.format.frames import MEDIA_TYPE, Decoder
 from headwater.format.losses import warn
 from headwater.format.names import log_uuid, node_of
+from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.position import Positions
 from headwater.remote import failures
 from headwater.remote.connection import BrokenConnectionError
-from headwater.remote.remote_blob import RemoteBlob
 from headwater.remote.transport import ResponseStream, Transport
 
 _by_time = attrgetter("ticks", "partition")
 
 
 class RemoteLog:
-    """One partition on a server: what its batches need to know of it."""
+    """One partition on a server, as its batches need it."""
 
     def __init__(self, transport: Transport, topic: str, uuid: UUID, partition: int, blob_bytes_in_memory: int) -> None:
         self.topic = topic
@@ -49,7 +54,7 @@ class RemoteLog:
 
 @within_memory()
 class RemoteBatches(Iterator[EventBatch]):
-    """The batches of one read. It asks when it is made, and so raises then what is wrong with the question."""
+    """The batches of one read. It sends the request when it is made, and raises then what is wrong with it."""
 
     def __init__(
         self,
@@ -324,3 +329,70 @@ def _lost_ranges(text: str) -> list[tuple[int, int, int]]:
 
 def _offsets(text: str) -> list[int]:
     return [int(each) for each in text.split(",")] if text else []
+
+
+ITEMS = "application/octet-stream"
+_ITEM = Struct(">QI")  # what stands before the data of an item
+
+
+class RemoteBlob:
+    """The data of a huge event. Safe to use from several threads: each reads on its own."""
+
+    def __init__(
+        self, transport: Transport, topic: str, partition: int, offset: int, reference: tuple[int, int, int]
+    ) -> None:
+        self.size = reference[0]
+        self._transport = transport
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._reference = reference
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the data in pieces of at most 1 MiB. What is wrong with them shows at the end: then Corrupt is raised.
+
+        Raises NotFound if retention has deleted it, and Unavailable when the connection breaks.
+        """
+        size, chunk_bytes, table_crc = self._reference
+        crcs: list[int] = []
+        for chunk in self._rechunked(chunk_bytes):
+            crcs.append(crc32c(chunk))
+            for at in range(0, len(chunk), BLOB_CHUNK_BYTES):
+                yield chunk[at : at + BLOB_CHUNK_BYTES]
+        if format.table_crc(np.array(crcs, np.uint32)) != table_crc:
+            raise Corrupt(
+                f"the data of event {self._partition}:{self._offset} of topic {self._topic!r} is not what was appended",
+                hint="run 'headwater check' where the directory is",
+                position=0,
+                size=size,
+            )
+
+    def _rechunked(self, chunk_bytes: int) -> Iterator[bytes]:
+        """Yield the data in the pieces that its checksums are of."""
+        pending = bytearray()
+        left = self.size
+        for piece in self._data():
+            left -= len(piece)
+            pending += piece
+            while len(pending) >= chunk_bytes:
+                yield bytes(pending[:chunk_bytes])
+                del pending[:chunk_bytes]
+        if left:
+            raise failures.cut_short(self._transport.address, f"{left} bytes of a huge event are missing")
+        if pending:
+            yield bytes(pending)
+
+    def _data(self) -> Iterator[bytes]:
+        query = {"from": self._offset, "max_items": 1, "partition": self._partition}
+        head = b""
+        with self._transport.stream(("topic", self._topic, "items"), query, accept=ITEMS) as stream:
+            try:
+                for piece in stream.pieces():
+                    if len(head) < _ITEM.size:
+                        head += piece
+                        if len(head) >= _ITEM.size:
+                            yield head[_ITEM.size :]
+                    else:
+                        yield piece
+            except BrokenConnectionError as error:
+                raise failures.cut_short(self._transport.address, str(error)) from error

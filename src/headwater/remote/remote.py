@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from headwater.append_queue import AppendQueue, QueuedAppend
 from headwater.backend import Kind, Lack
 from headwater.errors import NotFound
 from headwater.event import Durability, Event, Ref, Refs, ticks_of
@@ -27,10 +28,11 @@ from headwater.info import DeletedSegment, Split, TopicInfo
 from headwater.limits import DATA_BYTES_CEILING, DEFAULTS, Limits
 from headwater.position import Positions
 from headwater.remote.appending import RemoteAppender
+from headwater.remote.committer import JoinedConsumer, RemoteCommitter
 from headwater.remote.reading import RemoteBatches, RemoteFollow, events_of, position_query
-from headwater.remote.transaction import JoinedConsumer, RemoteTransaction
 from headwater.remote.transport import NOTHING, Transport
 from headwater.requests import Append, AppendMany, Read, wants_sync
+from headwater.transaction import Transaction
 
 _remotes: WeakSet[Remote] = WeakSet()  # which take other producers in a forked child
 
@@ -47,10 +49,8 @@ class Remote:
     """A server, open."""
 
     kind: ClassVar[Kind] = "server"
-    archive_url = replica = None  # a server does not tell
+    archive_url = replica = None  # not known from here
     lacks: ClassVar[Mapping[str, Lack]] = {
-        "append_later": Lack("append in the background yet", "use append_many"),
-        "flush": Lack("append in the background yet", "use append_many"),
         "seal": _where_it_is("seal"),
         "reindex": _where_it_is("reindex"),
         "check": _where_it_is("check"),
@@ -65,6 +65,7 @@ class Remote:
         self._limits = msgspec.structs.replace(limits, data_bytes_max=DATA_BYTES_CEILING)
         self._durability: Durability = "fsync" if wants_sync(durability) else "os"
         self._appends = RemoteAppender(transport, self._limits)
+        self._queue = AppendQueue(self, self._limits)
         self.members: WeakSet[JoinedConsumer] = WeakSet()  # which end with this object
         _remotes.add(self)
 
@@ -109,12 +110,19 @@ class Remote:
             return Refs(request.topic, self._reached(request.sync), ())
         return self._appends.many(request, self._reached(request.sync))
 
-    def transaction(self, sync: bool | None, producer: Producer | None) -> RemoteTransaction:
+    def append_later(self, request: Append) -> QueuedAppend:
         self.transport.check_open()
-        return RemoteTransaction(self, self._appends, self._reached(sync), producer)
+        return self._queue.add(request)
+
+    def flush(self) -> None:
+        self._queue.flush()
+
+    def transaction(self, sync: bool | None, producer: Producer | None) -> Transaction:
+        self.transport.check_open()
+        return Transaction(RemoteCommitter(self, self._appends, self._reached(sync), producer))
 
     def producers(self, topic: str, partition: int) -> None:
-        """Return None: a server does not tell of its producers."""
+        """Return None: the producers of a server are not known from here."""
 
     def remember_archive(self, url: str) -> None:
         """Do nothing: a server has no place for it."""
@@ -164,14 +172,16 @@ class Remote:
         return _decode_deleted(self.transport.call("POST", ("topic", topic, "retain"), body=body, repeat=dry_run).body)
 
     def after_fork(self) -> None:
-        """In a forked child, where it is called by itself: use producers of its own."""
+        """Use other producers in a forked child, where this is called automatically."""
         self._appends.after_fork()
+        self._queue.after_fork()
 
     def close(self) -> None:
-        """Have consumers leave, and close all connections. May be called twice."""
+        """Close consumers and all connections. May be called twice."""
         try:
             for member in list(self.members):
                 member.close()
+            self._queue.close()
         finally:
             self.transport.close()
 

@@ -1,4 +1,4 @@
-"""Where a server is, and who asks: the address, the credentials and what TLS needs. Immutable values without I/O."""
+"""The address of a server, credentials and the TLS context. Immutable values without I/O."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
-        """Raises Invalid. A message never repeats a password."""
+        """Parse an address; raises Invalid, whose message never repeats a password."""
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise Invalid(f"the address of a server is wrong: {error}", hint=HINT) from None
+            raise Invalid(f"the address of the server is not valid: {error}", hint=HINT) from None
         if parts.username is not None or parts.password is not None:
             raise Invalid(
                 f"the address of {parts.hostname} contains a user or a password, and addresses end up in logs",
@@ -47,12 +47,12 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
     @property
     def secure(self) -> bool:
-        """Return whether it is by TLS."""
+        """Return whether it uses TLS."""
         return self.scheme == "https"
 
     @property
     def authority(self) -> str:
-        """Host and port, as the `Host` header has them."""
+        """Return host and port, as the `Host` header has them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -61,14 +61,14 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Who asks: by a token, or a name and a password, or neither."""
+    """Credentials: a token, or a name and a password, or neither."""
 
     token: str | None = None
     user: tuple[str, str] | None = None
 
     @classmethod
     def of(cls, token: str | None, user: tuple[str, str] | None) -> Credentials:
-        """Raises Invalid for what cannot be."""
+        """Check credentials; raises Invalid."""
         if token is not None and user is not None:
             raise Invalid("both a token and a user were given", hint="give only one of them")
         if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):

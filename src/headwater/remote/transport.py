@@ -43,7 +43,7 @@ Query = Mapping[str, object]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 NOBODY = Credentials()
 Repeat = bool | Callable[[], bool]
-"""Whether a request may be sent again: always, never, or as it turns out."""
+"""A rule for retries of a request: always, never, or a function that decides each time."""
 
 Body = bytes | Callable[[], Iterable[bytes]]
 """Bytes, or what gives the pieces of a body, each time it is sent."""
@@ -84,12 +84,12 @@ class _Busy(Exception):
 
 
 class _Retries:
-    """What is not known of a request while it is tried: whether the server got it (`sent`), and so may have done it."""
+    """The tries of one request. `sent` means that the server may have got it, and so may have carried it out."""
 
     __slots__ = ("_began_s", "_tries", "changes", "facts", "sent")
 
     def __init__(self, changes: bool, facts: Mapping[str, Any]) -> None:
-        """`changes`: it changes something, so that it matters. `facts` are for the error that tells of it."""
+        """`changes`: it changes something, so that it matters. `facts` are for the error."""
         self.changes = changes
         self.facts = facts
         self.sent = False
@@ -105,7 +105,7 @@ class _Retries:
 
 
 class HttpResponse:
-    """A whole answer. `again` tells that the request was sent more than once, and may have been done before."""
+    """A whole response. `again` means that the request was sent more than once, and may have been done before."""
 
     __slots__ = ("again", "body", "headers", "status")
 
@@ -175,7 +175,7 @@ class Transport:
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._credentials = credentials
-        self._met = False  # whether it ever answered: one that never did is told of at once
+        self._met = False  # whether it ever answered: if not, the first failure is raised at once
         self._begin()
         _transports.add(self)
 
@@ -199,7 +199,7 @@ class Transport:
         return self._ask(sending, self._whole, repeat=repeat, facts=facts)
 
     def json(self, method: str, path: Iterable[str], query: Query = NOTHING, *, value: Any = None, repeat: bool) -> Any:
-        """The same, with JSON both ways."""
+        """Send a request as `call` does, with JSON both ways."""
         if value is None:
             return self.call(method, path, query, repeat=repeat).json()
         return self.call(method, path, query, body=_encode(value), headers={"Content-Type": JSON}, repeat=repeat).json()

@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.directory.catalog import REPLICA_FILE, REPLICA_LOCK, SETTINGS_FILE
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import is_locked, locked
+from headwater.disk.disk import Clock, Disk, is_locked, locked
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.format import settings

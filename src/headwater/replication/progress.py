@@ -8,7 +8,6 @@ import msgspec
 
 from headwater.directory.catalog import REPLICA_STATUS
 from headwater.directory.local_log import LocalLog
-from headwater.directory.partition_info import known_lost
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import NotFound
 from headwater.event import time_of
@@ -71,7 +70,7 @@ class Copy:
             lag_bytes,
             round(lag_s, 3),
             self.trouble,
-            total(known_lost(self.log)),
+            total(self.log.known_lost()),
         )
 
 

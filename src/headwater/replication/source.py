@@ -1,7 +1,7 @@
-"""Where a replica copies from: a protocol with few questions, and the one that a directory answers.
+"""The source of a replica: the protocol, and its implementations for a directory and for a server.
 
-A server answers with a `LocalSource` of its own; the client's is in remote_source.py.
-Only what is durable is told: else a power loss could take from the source what a replica has, and give its offsets to
+`RemoteSource` sends requests to a server (docs/HTTP.md, "Replication"), which uses a `LocalSource` of its own. A source
+returns only durable events: after a power loss, it could otherwise give the offsets of events that a replica has to
 other events.
 """
 
@@ -12,22 +12,38 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from headwater.directory import retention
 from headwater.directory.local_log import LocalLog
 from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
 from headwater.event import Blob
+from headwater.format import producers, replication
 from headwater.format.batch import Batch
+from headwater.format.names import log_uuid
 from headwater.format.producers import ProducerState
-from headwater.format.replication import LogRequest, LogShare, LogState, ReplicationResponse, TopicState
+from headwater.format.replication import (
+    LogRequest,
+    LogShare,
+    LogState,
+    ReplicationRequest,
+    ReplicationResponse,
+    TopicState,
+)
 from headwater.format.settings import TopicRecord
 from headwater.log.follow import SLICE_S, wait_for_more
+from headwater.remote.reading import RemoteBlob
+from headwater.remote.transport import JSON, Transport
 
 if TYPE_CHECKING:
     from headwater.directory.directory import Directory
 
+
 _log = logging.getLogger("headwater")
+_encode = msgspec.json.Encoder().encode
 
 SYNC_EVERY_S = 0.05  # events without durability of their own are synced for replicas, but not more often than this
 
@@ -49,7 +65,7 @@ class ReplicationSource(Protocol):
         ...
 
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
-        """What follows in these logs: about `bytes_max` in all, as soon as there is anything, or nothing in time."""
+        """Return the next batches of these logs, about `bytes_max` in all, as soon as there are any."""
         ...
 
     def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
@@ -67,7 +83,7 @@ class LocalSource:
     def __init__(self, directory: Directory) -> None:
         self.uuid = directory.uuid
         self._directory = directory
-        self._bell = directory.disk.shared_word()  # rung when nobody is to wait any more
+        self._bell = directory.disk.shared_word()  # rung when no call is to wait any more
         self._synced_s: WeakKeyDictionary[LocalLog, float] = WeakKeyDictionary()
         self._syncing = threading.Lock()  # protects `_synced_s`
         self._over = False
@@ -77,7 +93,7 @@ class LocalSource:
         return [state for name in self._directory.topics() if may(name) for state in self._state(name)]
 
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
-        """Return what follows in these logs; one that is damaged says so, and the others go on."""
+        """Return the next batches of these logs; a damaged log is reported, and the others continue."""
         clock = self._directory.clock
         deadline = clock.monotonic() + wait_s
         opened = self._open(logs)  # once: there may be more than stay open
@@ -97,7 +113,7 @@ class LocalSource:
         return self._directory.partition_log(topic, partition).producers()[1]
 
     def stop(self) -> None:
-        """Have those who wait return; nobody waits from now on."""
+        """Wake up all waiting calls; later calls do not wait."""
         self._over = True
         self._directory.disk.store(self._bell, 0, b"\1")
         self._directory.disk.wake(self._bell, 0)
@@ -112,14 +128,11 @@ class LocalSource:
             yield TopicState(name, topic.uuid, self._directory.settings_of(name), states)
         except NotFound:
             return
-        except (Corrupt, Unsupported) as error:  # who copies it already is told when it asks
+        except (Corrupt, Unsupported) as error:  # a replica that copies it already gets the error with its next request
             _log.warning("topic %r cannot be replicated: %s", name, error)
 
     def _open(self, logs: Sequence[LogRequest]) -> Opened:
-        """Return the topics that are asked for, each looked at once, or why one cannot be.
-
-        Those not there are left out.
-        """
+        """Return the requested topics, each opened once, or its error. Topics that do not exist are left out."""
         opened: Opened = {}
         for name in {wanted.topic for wanted in logs}:
             try:
@@ -169,7 +182,7 @@ class LocalSource:
         return LogShare(number, "ok", start, end, log.state().segment, left, len(found)), found
 
     def _durable(self, log: LocalLog, beyond: int) -> int:
-        """Return how far a log is durable; synced if that is not beyond an offset, and it could be."""
+        """Return how far a log is durable; sync it first if there are events beyond an offset that are not."""
         slot = log.state()
         durable = max(slot.durable_offset, slot.safe_offset)
         if durable <= beyond and slot.visible_offset > durable and self._may_sync(log):
@@ -197,7 +210,7 @@ class LocalSource:
                 log = there[1][wanted.partition]
                 slot = log.state()
             except (KeyError, IndexError, HeadwaterError):
-                continue  # the next look tells
+                continue  # the next request reports it
             if max(slot.durable_offset, slot.safe_offset) > wanted.offset:
                 return  # it came meanwhile
             if slot.visible_offset > wanted.offset:
@@ -207,7 +220,7 @@ class LocalSource:
 
 
 def _same(log: LocalLog, wanted: LogRequest, start: int) -> bool:
-    """Return whether the event before the wanted ones is the one that the replica has; True if that cannot be told."""
+    """Return whether the replica has the same event before the wanted ones; True if that is not known."""
     last = wanted.offset - 1
     if wanted.ticks is None or last < start:
         return True
@@ -221,7 +234,7 @@ def _same(log: LocalLog, wanted: LogRequest, start: int) -> bool:
 
 
 def _read(log: LocalLog, offset: int, end: int, room: int) -> tuple[bytes, int]:
-    """Whole batches from an offset on, at least one, and where they end."""
+    """Return whole batches from an offset on, at least one, and their end."""
     found: list[memoryview] = []
     size = 0
     for batch in log.stored(offset, end):
@@ -241,3 +254,41 @@ def _bytes_between(log: LocalLog, offset: int, end: int) -> int:
         if events > 0:
             total += segment.bytes * events / (segment.end - segment.base)
     return int(total)
+
+
+class RemoteSource:
+    """A server as a source. Safe from any thread; raises what any request may, and Corrupt for a damaged response."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._uuids: dict[str, str] = {}  # of topics, as last received
+
+    @property
+    def uuid(self) -> str:
+        """Return what identifies the log that is served."""
+        told: str = self._transport.json("GET", ("version",), repeat=True)["uuid"]
+        return told
+
+    def topics(self) -> list[TopicState]:
+        """Return all topics that this user may read."""
+        found = replication.decode_topics(self._transport.call("GET", ("replication", "topics"), repeat=True).body)
+        self._uuids = {topic.name: topic.uuid for topic in found}
+        return found
+
+    def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
+        """Return the next batches of these logs, as soon as there are any."""
+        asked = ReplicationRequest(list(logs), bytes_max, int(wait_s * 1000))
+        path, headers = ("replication", "batches"), {"Content-Type": JSON}
+        answer = self._transport.call("POST", path, body=_encode(asked), headers=headers, repeat=True)
+        return replication.decode(answer.body, logs)
+
+    def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
+        """Return the data of a huge event."""
+        return RemoteBlob(self._transport, topic, partition, batch.base_offset, batch.blob_reference())
+
+    def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
+        """Return what is remembered of the producers of a log."""
+        query = {"partition": partition}
+        answer = self._transport.call("GET", ("topic", topic, "producers"), query, repeat=True)
+        uuid = log_uuid(UUID(self._uuids[topic]), partition)
+        return producers.decode(answer.body, uuid, int(answer.headers.get("headwater-from", "-1")))

@@ -1,7 +1,7 @@
 """Runs the application of a server: user code in a separate process, so that it cannot stall or crash the server.
 
 The process is `headwater views run` with one end of a socket pair. The server sends named queries over it
-(views/questions.py). When the server ends, even by a kill, the socket closes and the process exits. When the process
+(views/query_server.py). When the server ends, even by a kill, the socket closes and the process exits. When the process
 dies, it is restarted with growing delays. Belongs to the loop's thread.
 """
 
@@ -19,8 +19,8 @@ from headwater.backoff import delay_s
 from headwater.errors import HeadwaterError, Invalid, Unavailable
 from headwater.limits import ServerLimits
 from headwater.server.metrics import ApplicationMeter
-from headwater.views import questions
-from headwater.views.questions import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
+from headwater.views import query_server
+from headwater.views.query_server import BrokenApplication, QueryCall, QueryFailure, QueryReply, Ready
 
 END_S = 10.0  # how long it may take to stop; then it is killed
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0  # before it is started again
@@ -161,7 +161,7 @@ class _ApplicationProcess:
             hint = "see its output above"
             raise Invalid(f"the application {_ended(code)} before it was ready", hint=hint, code="app_broken") from None
         if isinstance(said, BrokenApplication):
-            raise questions.raised(said.error)
+            raise query_server.raised_error(said.error)
         if not isinstance(said, Ready):
             raise Invalid("the application sent an unexpected message instead of being ready", code="bad_message")
         self._listening = asyncio.get_running_loop().create_task(self._listen())
@@ -177,7 +177,7 @@ class _ApplicationProcess:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(questions.framed(QueryCall(number, name, arguments)))
+            self._writer.write(query_server.framed(QueryCall(number, name, arguments)))
             async with asyncio.timeout(self._limits.query_s):
                 return await answer
         except TimeoutError as error:
@@ -230,11 +230,11 @@ class _ApplicationProcess:
                 if isinstance(said, QueryReply):
                     answer.set_result(bytes(said.answer))
                 elif isinstance(said, QueryFailure):
-                    answer.set_exception(questions.raised(said.error))
+                    answer.set_exception(query_server.raised_error(said.error))
 
-    async def _receive(self) -> questions.Message:
-        length = questions.length_of(await self._reader.readexactly(questions.LENGTH.size))
-        return questions.message_of(await self._reader.readexactly(length))
+    async def _receive(self) -> query_server.Message:
+        length = query_server.length_of(await self._reader.readexactly(query_server.LENGTH.size))
+        return query_server.message_of(await self._reader.readexactly(length))
 
 
 def _ended(code: int) -> str:

@@ -205,7 +205,7 @@ class Channel(Follower):
 
 
 class ChannelSubscription:
-    """One stream to one client: a `Stream` of `http.message`."""
+    """One stream to one client: a `BodyStream` of `http.message`."""
 
     def __init__(
         self,

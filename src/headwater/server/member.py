@@ -7,7 +7,7 @@ connection, and as its client is heard of: a client that is stopped keeps its co
 partitions are given up at once. A client that did not say that it leaves has died, and what it had in hand has failed.
 That is different for a member that is `MemberOwner` to a connection that tells by itself whether its client lives.
 
-A `RemoteMember` is a `Stream`: `begin`, `resume` and `close` belong to the loop's thread. The rest is safe from any.
+A `RemoteMember` is a `BodyStream`: `begin`, `resume` and `close` belong to the loop's thread; the rest is thread-safe.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ class Service:
     def __init__(self, store: Store, access: Access, settings: ServerSettings, metrics: Metrics) -> None:
         self.store = store
         self.backend = store.directory
-        self.views = LocalViews(store)
+        assert isinstance(store.attached_views, LocalViews), "a directory has them"
+        self.views = store.attached_views
         self.access = access
         self.settings = settings
         self.limits = settings.limits

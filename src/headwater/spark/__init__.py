@@ -3,16 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headwater.spark.hangups import keep_silent
-from headwater.spark.session import session
+from headwater.spark.session import keep_silent, session
 
 if TYPE_CHECKING:
+    from headwater.spark.aggregating import aggregate
+    from headwater.spark.archiving import archive
     from headwater.spark.folding.rebuilding import rebuild
-    from headwater.spark.parquet.archiving import archive
-    from headwater.spark.parquet.one_table import table
     from headwater.spark.pipelines.running import run
-    from headwater.spark.querying.aggregating import aggregate
-    from headwater.spark.querying.sql import sql
+    from headwater.spark.sql_queries import sql
+    from headwater.spark.topic_table import table
 
 __all__ = ["aggregate", "archive", "rebuild", "run", "session", "sql", "table"]
 
@@ -20,12 +19,12 @@ keep_silent()  # whatever Spark plans, reads, writes and commits with is in here
 
 # No module has the name of its function: importing the one would hide the other.
 _MODULES = {
-    "aggregate": "querying.aggregating",
-    "archive": "parquet.archiving",
+    "aggregate": "aggregating",
+    "archive": "archiving",
     "rebuild": "folding.rebuilding",
     "run": "pipelines.running",
-    "sql": "querying.sql",
-    "table": "parquet.one_table",
+    "sql": "sql_queries",
+    "table": "topic_table",
 }
 
 

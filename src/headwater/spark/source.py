@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from headwater.spark.places import open_place
-from headwater.spark.reading import options, parts, planning
+from headwater.spark.reading import options, planning, scan
 from headwater.spark.reading.filters import Filters
 from headwater.spark.reading.options import SourceOptions
 from headwater.spark.reading.shaping import SCHEMA, RowShape
 from headwater.spark.reading.stream import StreamReader
+from headwater.spark.session import open_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,10 +66,10 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_place(self._read.address) as hw:
-            return parts.parts(planning.plan(hw, self._read, self._filters.narrowing))
+            return scan.read_tasks(planning.plan(hw, self._read, self._filters.narrowing))
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return parts.read(self._read, self._filters.wanted, self._shape, partition)
+        return scan.read_task(self._read, self._filters.wanted, self._shape, partition)
 
 
 class FilteringReader(BatchReader):

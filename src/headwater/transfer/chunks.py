@@ -1,10 +1,10 @@
-"""Some events of a file on their way into a log, and what the user wants of the file."""
+"""Events of a file on their way into a log, the options of an import, and the verbs that a transfer needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,20 +13,23 @@ from headwater.event import Content
 from headwater.format import given
 from headwater.format.column import I64
 from headwater.format.contents import CODES
+from headwater.format.events import EventBatch
+from headwater.info import TopicInfo
 from headwater.limits import DEFAULTS
 from headwater.requests import Append
 
-if TYPE_CHECKING:
-    from headwater.transfer.transfer import TransferLog
-
 T = TypeVar("T")
 
-ORIGINAL = ("time", "partition", "offset")  # what the log gives anew; kept in meta, if wanted, as original_time …
+ORIGINAL = (
+    "time",
+    "partition",
+    "offset",
+)  # new in an import; keep_times keeps the old ones in meta: original_time …
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """How a file is to be understood. `content` holds where the file does not say what the data is."""
+    """How to read a file. `content` applies where the file does not say what the data is."""
 
     content: Content | None = None
     keep_times: bool = False
@@ -38,7 +41,7 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ImportTarget:
-    """Where events are appended, handed to the system only."""
+    """The destination of events. They are appended without a sync of their own."""
 
     log: TransferLog
     topic: str
@@ -48,7 +51,7 @@ class ImportTarget:
     def append_one(
         self, data: bytes, type: str, key: bytes | None, meta: dict[str, str] | None, *, as_stored: bool = False
     ) -> None:
-        """Append one event, of any size. One that was exported is taken as it was stored, whatever its content says."""
+        """Append one event, of any size. With `as_stored`, data that does not match its content is accepted."""
         options: dict[str, Any] = {"content": self.content, "durability": "os", "partition": self.partition}
         try:
             self.log.append(self.topic, data, type=type, key=key, meta=meta, **options)
@@ -65,7 +68,7 @@ class ImportChunk(Protocol):
     def __len__(self) -> int: ...
 
     def runs(self) -> Iterator[tuple[str | None, Content, ImportChunk]]:
-        """Yield neighbours of the same topic and content, which can be appended together."""
+        """Yield consecutive events of the same topic and content, which can be appended together."""
         ...
 
     def part(self, lo: int, hi: int) -> ImportChunk:
@@ -73,11 +76,11 @@ class ImportChunk(Protocol):
         ...
 
     def sizes(self) -> I64:
-        """Return bytes of each event's data."""
+        """Return the number of bytes of each event's data."""
         ...
 
     def fits(self) -> bool:
-        """Return whether one append takes all of them."""
+        """Return whether one append accepts all of them."""
         ...
 
     def append(self, place: ImportTarget) -> None:
@@ -91,7 +94,7 @@ class ImportChunk(Protocol):
 
 @dataclass(slots=True)
 class EventChunk:
-    """Events as lists. What is not a list holds for all of them."""
+    """Events as lists. A value that is not a list applies to all of them."""
 
     data: list[bytes]
     content: Content | list[Content]
@@ -163,9 +166,26 @@ def runs(
 
 
 def original(meta: dict[str, str] | None, **facts: object) -> dict[str, str]:
-    """Meta with the time and place that an event had before. What an earlier import noted is older, and stays."""
+    """Return meta with the original time and place of an event; those of an earlier import are kept."""
     return {f"original_{name}": str(fact) for name, fact in facts.items()} | (meta or {})
 
 
 def _part(values: T, lo: int, hi: int) -> T:
     return values[lo:hi] if isinstance(values, list) else values  # type: ignore[return-value]  # a list stays one
+
+
+class TransferLog(Protocol):
+    """The verbs that a transfer needs."""
+
+    def describe(self, topic: str) -> TopicInfo: ...
+    def sync(self, topic: str) -> None: ...
+    @property
+    def read_batches(self) -> Callable[..., Iterator[EventBatch]]: ...
+    @property
+    def append(self) -> Callable[..., object]: ...
+    @property
+    def backend(self) -> Any: ...
+    @property
+    def append_many(self) -> Callable[..., object]: ...
+    @property
+    def append_arrow(self) -> Callable[..., object]: ...

@@ -15,7 +15,7 @@ from headwater.transfer import files, jsonl, puro, tables
 from headwater.transfer.files import Format, Target
 
 if TYPE_CHECKING:
-    from headwater.transfer.transfer import TransferLog
+    from headwater.transfer.chunks import TransferLog
 
 Progress = Callable[[int, int | None], None]
 """Called with how much is done, and all of it, if that is known: events of an export, bytes of an import."""

@@ -1,4 +1,4 @@
-"""The files outside the log: which format they have, how an export appears as a whole, how an import is read.
+"""Files of an export or import: their format, writing one atomically, reading one with bounded memory.
 
 Everything that is written to a path goes through `Disk`. The errors of a path that the user gave (a directory that
 is not there, a full disk) are plain `OSError`s, as those of `open` are.
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from headwater.disk.disk import Disk
-from headwater.errors import Invalid
+from headwater.errors import Invalid, TooLarge
+from headwater.event import Event
+from headwater.format.events import EventBatch
 
 Format = Literal["jsonl", "arrow", "arrows", "parquet", "puro"]
 Target = str | os.PathLike[str] | IO[bytes]
@@ -27,7 +29,7 @@ SUFFIXES: dict[Format, tuple[str, ...]] = {
     "puro": (".puro",),
 }
 BUFFER_BYTES = 1024 * 1024
-PIECE_BYTES = 16 * 1024 * 1024  # how much is asked for at once, whatever a length in the file claims
+PIECE_BYTES = 16 * 1024 * 1024  # of one read, whatever a length in the file claims
 TAIL_BYTES = 8
 
 
@@ -49,7 +51,7 @@ def format_of(target: Target, format: str | None) -> Format:
 
 @contextlib.contextmanager
 def written(disk: Disk, target: Target) -> Iterator[IO[bytes]]:
-    """Where an export writes. A path gets its file, durable and whole, when the block ends well; else nothing.
+    """Yield a file to write to. A path gets its file, durable and complete, when the block ends without an error.
 
     An open file is written to as it comes, and neither synced nor closed.
     """
@@ -81,7 +83,7 @@ class _OutputFile(io.RawIOBase):
 
 
 class Input:
-    """What an import reads, a file for pyarrow too. Counts what was read, and never allocates what a length claims.
+    """The file that an import reads, also through pyarrow. Counts bytes, and never allocates what a length claims.
 
     `size` is None for what cannot be sought in: a pipe.
     """
@@ -100,7 +102,7 @@ class Input:
             self.position = file.seek(begin)
 
     def read(self, size: int = -1) -> bytes:
-        """So many bytes, or all; fewer only at the end."""
+        """Return so many bytes, or all; fewer only at the end."""
         pieces: list[bytes] = []
         missing = size if size >= 0 else float("inf")
         while missing and (piece := self._file.read(int(min(missing, PIECE_BYTES)))):
@@ -125,15 +127,15 @@ class Input:
         return self.position
 
     def flush(self) -> None:
-        """Nothing: it is only read."""
+        """Do nothing: the file is only read."""
 
     def close(self) -> None:
-        """Leave that to who opened it."""
+        """Do nothing: the caller that opened the file closes it."""
 
 
 @contextlib.contextmanager
 def read(disk: Disk, source: Target) -> Iterator[Input]:
-    """What an import reads: a path, or an open binary file, which stays open."""
+    """Open the file to import: a path, or an open binary file, which stays open."""
     if _is_file(source):
         yield Input(cast("IO[bytes]", source), str(getattr(source, "name", "the stream")))
         return
@@ -144,3 +146,27 @@ def read(disk: Disk, source: Target) -> Iterator[Input]:
 
 def _is_file(target: object) -> bool:
     return not isinstance(target, str | os.PathLike)
+
+
+def events_of(batch: EventBatch) -> list[Event]:
+    """Return the events. Raises TooLarge for a huge one rather than write it without its data."""
+    events = batch.events()
+    if len(events) == 1 and events[0].data is None:
+        raise too_large(events[0], "blob_bytes_in_memory", batch.log.blob_bytes_in_memory)
+    return events
+
+
+def too_large(event: Event, limit: str, maximum: int) -> TooLarge:
+    """Return the error for an event that does not fit into an export, with its place."""
+    hints = {"blob_bytes_in_memory": "raise that limit, or leave the event out and save its data separately"}
+    return TooLarge(
+        f"event {event.partition}:{event.offset} of topic {event.topic!r} has {event.size} bytes of data, "
+        f"and an export can hold up to {maximum}",
+        hint=hints.get(limit, "use another format"),
+        limit=limit,
+        maximum=maximum,
+        size=event.size,
+        topic=event.topic,
+        partition=event.partition,
+        offset=event.offset,
+    )

@@ -17,7 +17,7 @@ from headwater.transfer.exporting import Progress
 from headwater.transfer.files import Format, Input, Target
 
 if TYPE_CHECKING:
-    from headwater.transfer.transfer import TransferLog
+    from headwater.transfer.chunks import TransferLog
 
 APPEND_EVENTS = 65_536  # what one append takes at most, besides the limits
 APPEND_BYTES = 4 * 1024 * 1024
@@ -95,7 +95,7 @@ class ImportSink:
                 continue
             topic = self._topic if self._topic is not None else named
             if topic is None:
-                raise Invalid("the file does not name the topic of its events", hint="name the topic")
+                raise Invalid("the file does not name the topic of its events", hint="give the topic to import to")
             place = ImportTarget(self._log, topic, content, self._partition)
             self._append_run(place, run.part(skipped, len(run)) if skipped else run)
 

@@ -13,8 +13,7 @@ from headwater.format import jsonl
 from headwater.format.events import EventBatch
 from headwater.format.jsonl import EventLine
 from headwater.transfer.chunks import ORIGINAL, EventChunk, ImportChunk, ImportOptions, original
-from headwater.transfer.files import Input
-from headwater.transfer.memory import events_of
+from headwater.transfer.files import Input, events_of
 
 BLOCK_BYTES = 4 * 1024 * 1024
 _WRONG = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Invalid)

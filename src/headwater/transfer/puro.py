@@ -12,8 +12,7 @@ from headwater.format.events import EventBatch
 from headwater.format.puro_blocks import VARIANTS, BlockReader, PuroFile, PuroVariant, encode_block
 from headwater.limits import PURO_KEY_BYTES_MAX, PURO_TOPIC_BYTES_MAX, PURO_VALUE_BYTES_MAX
 from headwater.transfer.chunks import EventChunk, ImportChunk, ImportOptions
-from headwater.transfer.files import Input
-from headwater.transfer.memory import events_of, too_large
+from headwater.transfer.files import Input, events_of, too_large
 
 BLOCK_BYTES = 4 * 1024 * 1024
 

@@ -20,8 +20,7 @@ from headwater.format.batch import BLOB
 from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.transfer.chunks import ORIGINAL, ImportChunk, ImportOptions, ImportTarget, original, runs
-from headwater.transfer.files import Format, Input
-from headwater.transfer.memory import events_of
+from headwater.transfer.files import Format, Input, events_of
 
 COLUMNS = ("partition", "offset", "time", "type", "key", "content", "data", "meta")
 TOPIC = b"headwater.topic"  # in the metadata of the schema

@@ -59,7 +59,7 @@ class Aggregate:
 
     @property
     def changes(self) -> Sequence[Event]:
-        """What was recorded and is not saved."""
+        """Return the events that were recorded and are not saved."""
         return tuple(self._changes)
 
     def record(
@@ -88,7 +88,7 @@ class Aggregate:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot keeps: unless a subclass says otherwise, all attributes without a leading underscore."""
+        """Return what a snapshot keeps: by default, all attributes without a leading underscore."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Repository(Generic[A]):
         aggregate._changes = []
 
     def _append_mixed(self, aggregate: A, version: given.Version) -> Sequence[Any]:
-        """Events of several contents make several batches: a transaction keeps them together."""
+        """Append events of several contents in one transaction, because each content needs a batch of its own."""
         with self._hw.transaction() as tx:
             for event in aggregate._changes:
                 tx.append(
@@ -189,7 +189,7 @@ class Repository(Generic[A]):
             self._partitions = None  # the topic was deleted, and made again with others
 
     def _from_snapshot(self, id: str, snapshots: str) -> A | None:
-        """From the snapshot on; None if there is none, or it is not one of this key's events as they are now.
+        """Load from the snapshot on; None if there is none, or if it does not fit the events of this key.
 
         Its last event is read again: a topic that was deleted and made again has another one there, or none.
         """

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from headwater.store import Store
     from headwater.views.aggregate import Aggregate
     from headwater.views.runner import Runner
+
 
 Fold = Callable[[Any, Event], Any]
 KeyOf = Callable[[Event], Any]
@@ -84,7 +91,7 @@ class Shelf(msgspec.Struct):
     indexes: list[str] = []
 
     def index(self, field: str) -> Shelf:
-        """Have an index over a field, a path as `"by.name"`."""
+        """Declare an index over a field, a path as `"by.name"`."""
         if field not in self.indexes:
             self.indexes.append(field)
         return self
@@ -101,7 +108,7 @@ class App:
         self.pipelines: dict[str, Pipeline] = {}
 
     def binder(self, name: str) -> Shelf:
-        """What this application wants of a binder: `app.binder("baskets").index("total")`."""
+        """Return the declaration of a binder: `app.binder("baskets").index("total")`."""
         return self.binders.setdefault(name, Shelf(name, []))
 
     def projection(
@@ -237,7 +244,7 @@ class App:
             raise Conflict(f"{found.name!r} and {others[0]!r} would both fill {to}", hint="give each its own target")
 
     def ask(self, hw: Store, name: str, /, **arguments: Any) -> Any:
-        """The answer of a query with a name. Raises NotFound if there is none, Invalid if it takes other arguments."""
+        """Return the result of a named query. Raises NotFound if there is none, Invalid if it takes other arguments."""
         from headwater.views.context import Views
 
         query = self.queries.get(name)
@@ -284,7 +291,7 @@ class App:
 def _name(given: str | None, code: Callable[..., Any]) -> str:
     name = given if given is not None else getattr(code, "__name__", "")
     if not name or name == "<lambda>":
-        raise Invalid("a function without a name needs one", hint="give name=")
+        raise Invalid("the function has no name", hint="give name=")
     if len(names.directory_of(name)) > VIEW_NAME_BYTES_MAX:
         raise TooLarge(f"the name {name!r} is too long", limit="view_name_bytes_max", maximum=VIEW_NAME_BYTES_MAX)
     return name
@@ -300,3 +307,61 @@ def _add(kind: dict[str, Any], name: str, found: Any, what: str) -> None:
     if name in kind:
         raise Conflict(f"duplicate {what} name {name!r}", hint="give one of them another name=")
     kind[name] = found
+
+
+def load_app(address: str) -> App:
+    """Import the module, and find the `App` in it. This runs the user's code.
+
+    Raises NotFound if there is no such module or name, Invalid if it holds no App, or several and none was named.
+    """
+    where, _, name = address.partition(":")
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    if name:
+        found = getattr(module, name, None)
+        if not isinstance(found, App):
+            raise NotFound(f"{where} has no App named {name!r}", hint=f"add {name} = App()", code="no_such_app")
+        return found
+    apps = {id(value): (key, value) for key, value in vars(module).items() if isinstance(value, App)}
+    if len(apps) != 1:
+        listed = ", ".join(sorted(key for key, _ in apps.values()))
+        hint = f"choose one, as in {where}:{listed.split(', ')[0]}" if apps else "add app = headwater.App()"
+        raise Invalid(f"{where} has {f'several Apps: {listed}' if apps else 'no App'}", hint=hint, code="no_such_app")
+    return next(iter(apps.values()))[1]
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise NotFound(f"no such file: {path}", hint="--app takes a file, or package.module:app", code="no_such_app")
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as if it had been run: its neighbours can be imported
+    return module_from_text(path.stem, path)
+
+
+def module_from_text(name: str, path: Path) -> ModuleType:
+    """Return the module that a file says now, under a name that it then has. This runs the user's code."""
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _FromText(SourceFileLoader):
+    """Takes no compiled module, which may be of an older text: one of the same second and the same length."""
+
+    def get_code(self, _fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _from_name(name: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that it imports is missing: raised unchanged
+        raise NotFound(f"no such module: {name!r}", hint="for a file, use --app shop.py", code="no_such_app") from None

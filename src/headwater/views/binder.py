@@ -13,18 +13,19 @@ from headwater.errors import Invalid, within_memory
 from headwater.info import BinderInfo
 from headwater.protocols import READ_TIMEOUT_S, AtLeast
 from headwater.store import Store
-from headwater.views import database, finding, indexing, passing
-from headwater.views.codec import decode, document_id
+from headwater.views import database, finding, read_your_writes
+from headwater.views.encoding import decode, document_id
 from headwater.views.files import Files
-from headwater.views.finding import FoundDocuments, Results
+from headwater.views.finding import FoundDocuments, Results, SentDocument, SentDocuments
 from headwater.views.following import DocumentChanges, latest
 from headwater.views.keys import checked_path
-from headwater.views.passing import ViewLag
-from headwater.views.pool import BinderReader, Pool
+from headwater.views.pool import BinderReader, BinderWatch, Pool
 from headwater.views.query import query
-from headwater.views.watching import BinderWatch
+from headwater.views.read_your_writes import ViewLag
+from headwater.views.stored_documents import SMALL_DATA, Snapshot
 
 _GET = "SELECT version, data FROM documents WHERE id = ?"
+_GET_SMALL = f"SELECT version, {SMALL_DATA} FROM documents WHERE id = ?"  # noqa: S608  # nothing in it is a user's
 
 
 @within_memory()
@@ -78,6 +79,40 @@ class LocalBinder:
         with self._giving_back_on_error(reader):
             return FoundDocuments(self._pool, reader, asked)
 
+    def send(
+        self,
+        match: Mapping[str, Any] | None = None,
+        *,
+        sort: str | Sequence[str] = (),
+        skip: int = 0,
+        limit: int | None = None,
+        fields: Sequence[str] | None = None,
+        at_least: AtLeast | None = None,
+        timeout: float = READ_TIMEOUT_S,
+    ) -> SentDocuments:
+        """Return what `find` does for a client that may be slow, large documents not loaded: for servers."""
+        asked = query(match, sort, skip, limit, fields)
+        reader = self._begun(at_least, timeout)
+        with self._giving_back_on_error(reader):
+            return SentDocuments(self._pool, reader, asked)
+
+    def send_one(
+        self, id: str, *, at_least: AtLeast | None = None, timeout: float = READ_TIMEOUT_S
+    ) -> Document | SentDocument | None:
+        """Return a document as `get` does; a large one is not loaded, and is held as it is now: for servers."""
+        reader = self._pool.take() if at_least is None else self._passed(at_least, timeout)
+        with self._giving_back_on_error(reader):
+            try:
+                row = reader.connection.execute(_GET_SMALL, (id,)).fetchone()
+            except UnicodeEncodeError:  # what is not quite text is the id of no document
+                row = None
+            if row is not None and row[1] is None:
+                if at_least is None:
+                    reader.begin()
+                return SentDocument(self._pool, reader, id)
+        self._pool.give(reader)
+        return None if row is None else Document(id, row[0], decode(row[1]))
+
     def results(
         self,
         match: Mapping[str, Any] | None = None,
@@ -106,7 +141,7 @@ class LocalBinder:
         """Return how many documents match."""
         asked = query(match)
         with self._reading(at_least, timeout) as reader:
-            return finding.count(reader.connection, asked)
+            return finding.count(Snapshot(self._pool, reader), asked)
 
     def explain(
         self,
@@ -146,7 +181,7 @@ class LocalBinder:
         while True:
             reader = self._pool.take()
             with self._giving_back_on_error(reader), database.writing(reader.connection):
-                indexing.ensure(reader.connection, path)
+                database.ensure_index(reader.connection, path)
             self._pool.give(reader)
             if self._pool.file() == reader.file:  # else it was replaced by one that may not have it
                 return
@@ -157,7 +192,7 @@ class LocalBinder:
             projections = reader.connection.execute("SELECT name FROM projections ORDER BY name").fetchall()
             return BinderInfo(
                 name=self.name,
-                documents=finding.count(reader.connection, query(None)),
+                documents=finding.count(Snapshot(self._pool, reader), query(None)),
                 bytes=self._files.bytes(self._files.path / reader.file),
                 indexes=database.indexes(reader.connection),
                 projections=[name for (name,) in projections],
@@ -195,7 +230,7 @@ class LocalBinder:
 
     def _passed(self, at_least: AtLeast, timeout: float) -> BinderReader:
         """Return a connection in a transaction that sees everything up to what was asked for."""
-        wanted = passing.wanted(at_least)
+        wanted = read_your_writes.wanted(at_least)
         _check_timeout(timeout)
         deadline = self._hw.directory.clock.monotonic() + timeout
         watch = BinderWatch(self._pool, self._hw.directory.clock)
@@ -205,13 +240,13 @@ class LocalBinder:
                 behind = ViewLag(f"binder {self.name!r} does not exist yet")
                 if reader is not None:
                     reader.begin()
-                    found = passing.behind(self._hw, reader.connection, self.name, wanted)
+                    found = read_your_writes.behind(self._hw, reader.connection, self.name, wanted)
                     if found is None:
                         return watch.handed_over()
                     reader.end()
                     behind = found
                 if not watch.wait(deadline, self._is_over):
-                    raise passing.late(behind, timeout)
+                    raise read_your_writes.late(behind, timeout)
         except sqlite3.Error as error:
             reader = watch.handed_over()
             self._pool.discard(reader)

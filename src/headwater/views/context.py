@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Unpack
 
-from headwater.directory.transaction import DirectoryTransaction
 from headwater.errors import Closed, Invalid
-from headwater.event import Content, Event
-from headwater.format.given import Data, Meta
+from headwater.event import Event
+from headwater.format.given import Data
 from headwater.protocols import Binder
-from headwater.requests import EventOptions, ReadOptions
+from headwater.requests import EventOptions, ManyOptions, ReadOptions
 from headwater.store import Store
+from headwater.transaction import Transaction
 
 
 class Views:
@@ -47,7 +47,7 @@ class Context(Views):
         self.alone = False  # whether its transaction must hold nothing else: a version was expected
         self._commit_earlier = commit_earlier
         self._thread = threading.get_ident()
-        self._transaction: DirectoryTransaction | None = None
+        self._transaction: Transaction | None = None
         self._over = False
 
     def append(self, topic: str, data: Data, **options: Unpack[EventOptions]) -> None:
@@ -61,22 +61,9 @@ class Context(Views):
             self.alone = True
         transaction.append(topic, data, **options)
 
-    def append_many(
-        self,
-        topic: str,
-        data: Sequence[Data],
-        *,
-        types: Sequence[str] | str = "",
-        keys: Sequence[bytes | str | None] | None = None,
-        metas: Sequence[Meta | None] | None = None,
-        content: Content | None = None,
-        partition: int | None = None,
-    ) -> None:
+    def append_many(self, topic: str, data: Sequence[Data], **options: Unpack[ManyOptions]) -> None:
         """Append many events of a topic when the function returns. If it raises, none of them is appended."""
-        transaction = self._begun()
-        part = self._hw.directory.transaction(None, None)  # it may be refused when some of it was taken already
-        part.append_many(topic, data, types=types, keys=keys, metas=metas, content=content, partition=partition)
-        transaction.absorb(part)
+        self._begun().append_many(topic, data, **options)
 
     def binder(self, name: str) -> Binder:
         self._before_reading()
@@ -90,12 +77,12 @@ class Context(Views):
         self._before_reading()
         return super().version(topic, key, partition=partition)
 
-    def end(self) -> DirectoryTransaction | None:
-        """The function has returned, or raised. What it appended; None if nothing."""
+    def end(self) -> Transaction | None:
+        """Refuse further appends: the function has returned or raised. Return what it appended; None if nothing."""
         self._over = True
         return self._transaction
 
-    def _begun(self) -> DirectoryTransaction:
+    def _begun(self) -> Transaction:
         if self._over:
             raise Closed("append was called after the function returned", hint="append before it returns")
         if threading.get_ident() != self._thread:

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from headwater.disk.disk import Disk
-from headwater.errors import Corrupt, HeadwaterError, NotFound, Unavailable, Unsupported
+from headwater.errors import Corrupt, HeadwaterError, NotFound, TooLarge, Unavailable, Unsupported
+from headwater.limits import BINDER_INDEXES_MAX
+from headwater.views.encoding import decode
+from headwater.views.keys import index_key
 
 FORMAT = 1  # of the tables; stored as SQLite's user_version
 APPLICATION_ID = 0x48574244  # "HWBD", which the program `file` shows
@@ -83,6 +86,8 @@ CREATE TABLE IF NOT EXISTS rates (
     PRIMARY KEY (name, member)
 ) WITHOUT ROWID;
 """
+PAGE_ROWS = 1000  # documents that are read before their keys are written
+_PAGE = "SELECT row, data FROM documents WHERE row > ? ORDER BY row LIMIT ?"
 
 
 def create(path: Path) -> None:
@@ -96,7 +101,7 @@ def create(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection to an existing file, in which every statement is a transaction of its own unless one is begun.
+    """Open an existing file; every statement is a transaction of its own unless one is begun.
 
     Raises NotFound if there is no such file, Unsupported if a newer Headwater made it, Corrupt if it is something else.
     It may be used by any thread, one at a time.
@@ -186,9 +191,14 @@ def _connect(path: Path, mode: str, busy_s: float = BUSY_S) -> sqlite3.Connectio
         uri, uri=True, isolation_level=None, timeout=busy_s, check_same_thread=False, cached_statements=64
     )
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA cache_size = {-CACHE_KIB}")
+    limit_cache(connection, CACHE_KIB)
     connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     return connection
+
+
+def limit_cache(connection: sqlite3.Connection, kib: int) -> None:
+    """Have a connection cache at most so many KiB of pages; what it has beyond that is released."""
+    connection.execute(f"PRAGMA cache_size = {-kib}")
 
 
 @contextlib.contextmanager
@@ -249,7 +259,7 @@ def translated(path: Path, *, making: bool = False) -> Iterator[None]:
 
 
 def translation(path: Path, error: sqlite3.Error, *, making: bool = False) -> HeadwaterError:
-    """What SQLite has raised, as an error of ours; `making`: while the file is made."""
+    """Return an error of SQLite as one of ours; `making`: it happened while the file was created."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _GONE_CODES and not making and not path.exists():  # it may have been replaced while it was opened
         return NotFound(f"{path} cannot be opened: {error}", code="no_such_binder")
@@ -282,7 +292,7 @@ def index(path: str) -> str:
 
 
 def _apart(path: str) -> str:
-    """A path as a name that differs also where SQLite does not tell letters from their capitals: ^a stands for A."""
+    """Return a path as a name that stays distinct although SQLite ignores case: ^a stands for A."""
     return "".join(f"^{each.lower()}" if "A" <= each <= "Z" else "^^" if each == "^" else each for each in path)
 
 
@@ -310,3 +320,30 @@ def create_index(connection: sqlite3.Connection, path: str) -> None:
 
 def _note_index(connection: sqlite3.Connection, path: str) -> None:
     connection.execute("INSERT INTO indexes (path) VALUES (?)", (path,))
+
+
+def ensure_index(connection: sqlite3.Connection, path: str) -> bool:
+    """Create a missing index over a field, inside of `writing`; True if new. Raises TooLarge for one too many."""
+    there = indexes(connection)
+    if path in there:
+        return False
+    if len(there) >= BINDER_INDEXES_MAX:
+        raise TooLarge(
+            f"the binder already has {len(there)} indexes",
+            hint="each index adds a write for each changed document",
+            limit="binder_indexes_max",
+            maximum=BINDER_INDEXES_MAX,
+        )
+    add_column(connection, path)
+    _fill(connection, path)
+    create_index(connection, path)
+    return True
+
+
+def _fill(connection: sqlite3.Connection, path: str) -> None:
+    update = f"UPDATE documents SET {column(path)} = ? WHERE row = ?"  # noqa: S608  # it is quoted
+    last = -1
+    while rows := connection.execute(_PAGE, (last, PAGE_ROWS)).fetchall():
+        last = rows[-1][0]
+        keys = ((index_key(decode(data), path), row) for row, data in rows)
+        connection.executemany(update, [each for each in keys if each[0] is not None])

@@ -17,7 +17,7 @@ from headwater.event import Event
 from headwater.format.codec import codec
 from headwater.limits import DOCUMENT_BYTES_MAX
 from headwater.views import database
-from headwater.views.codec import decode, document_id, encode, too_large
+from headwater.views.encoding import decode, document_id, encode, too_large
 from headwater.views.keys import index_key
 
 CACHE_BYTES = 64 * 1024 * 1024  # of documents that are remembered; then all are forgotten, and those needed read again
@@ -127,7 +127,7 @@ class Draft:
         self._versions.update(dict.fromkeys(documents, version))
 
     def stored(self, ids: Sequence[str]) -> list[bytes | None]:
-        """The documents of these ids as they are stored, or will be; None where there is none. They must be loaded."""
+        """Return loaded documents as they are stored, or will be; None where there is none."""
         return list(map(self._data.__getitem__, ids))
 
     def change(self, documents: Mapping[str, bytes | None], versions: Mapping[str, int]) -> None:
@@ -170,7 +170,7 @@ class Draft:
         return done, None
 
     def _decoded(self, ids: Sequence[str | None]) -> dict[str | None, dict[str, Any]]:
-        """The documents of some ids, each to be given to the first fold that asks for it; not those that are large."""
+        """Return the documents of some ids, each for the first fold that needs it, without large ones."""
         stored = {id: data for id in ids if (data := self._data.get(id)) is not None}
         if sum(map(len, stored.values())) > DECODED_BYTES:
             return {}  # it would gain little, and take much memory
@@ -200,7 +200,7 @@ class Draft:
         self._versions.clear()
 
     def _sorted(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The rows to insert, to update and to delete: in the order of the table, so that each page is visited once."""
+        """Return the rows to insert, update and delete, in the order of the table: each page is visited once."""
         documents, rows, versions = self._data, self._rows, self._versions
         changed = zip(map(rows.get, versions), versions.values(), map(documents.get, versions), strict=True)
         old: list[Any] = [values for values in changed if values[0] is not None and values[2] is not None]
@@ -230,7 +230,7 @@ class Draft:
         return new, old, gone
 
     def _note(self, ids: list[str]) -> None:
-        """Tell followers which documents have changed, and forget what only the slowest of them would want."""
+        """Record for followers which documents have changed, and delete the oldest records."""
         if not ids:
             return
         execute = self._connection.execute

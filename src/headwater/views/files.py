@@ -12,8 +12,7 @@ from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import is_locked, locked
+from headwater.disk.disk import Clock, Disk, is_locked, locked
 from headwater.errors import Invalid, NotFound, TooLarge, Unavailable
 from headwater.format import names
 from headwater.limits import BINDER_NAME_BYTES_MAX
@@ -36,7 +35,7 @@ class Files:
 
     @classmethod
     def of(cls, store: Store) -> Files:
-        """Those of an open log."""
+        """Return the binder files of an open store."""
         directory = store.directory
         return cls(directory.path, directory.disk, directory.clock, store.limits.lock_wait_s)
 
@@ -87,7 +86,7 @@ class Files:
 
     @contextlib.contextmanager
     def building(self, name: str, *, wait: bool = True) -> Iterator[Path]:
-        """A new file beside the current one, empty, by one process at a time; removed again if it has not taken place.
+        """Create a new, empty file beside the current one, in one process at a time; removed unless it takes its place.
 
         Raises Unavailable with the code `locked` while another process builds, at once unless `wait`.
         """

@@ -75,7 +75,7 @@ def bounds_of(value: Any) -> Bounds:
 
 
 def order_of(key: Key) -> tuple[int, Any]:
-    """What orders keys in Python as SQLite orders them."""
+    """Return a value that sorts keys in Python as SQLite sorts them."""
     cls = key.__class__
     if cls is int or cls is float:
         return 1, key

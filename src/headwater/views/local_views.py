@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, NoReturn
 from weakref import WeakSet
 
-from headwater.errors import Unsupported
 from headwater.info import ViewInfo
 from headwater.store import Store
 from headwater.views import status
@@ -43,10 +41,6 @@ class LocalViews:
         self._store.directory.check_open()
         return status.views(self._store)
 
-    def query(self, name: str, arguments: dict[str, Any]) -> NoReturn:
-        """Raise Unsupported: an application runs where it was started."""
-        raise Unsupported(f"query {name!r} with {len(arguments)} arguments needs a server")
-
     def close(self) -> None:
         """Close the files of all binders. May be called twice."""
         with self._binding:
@@ -55,7 +49,7 @@ class LocalViews:
             binder.close()
 
     def after_fork(self) -> None:
-        """In a forked child, where it is called by itself: take a lock of its own."""
+        """Take a new lock; called automatically in a forked child."""
         self._binding = threading.Lock()
 
     def _new_binder(self, name: str) -> LocalBinder:

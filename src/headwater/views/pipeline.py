@@ -50,7 +50,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     version: int = 1
 
     def declared(self) -> dict[str, Any]:
-        """What may not change while a stream goes on from its checkpoint."""
+        """Return the parts of the declaration that may not change while a stream continues from its checkpoint."""
         return {
             "topics": list(self.topics),
             "to": str(self.target),
@@ -165,7 +165,7 @@ def _schemas(schema: Schema, topics: Sequence[str]) -> dict[str, str]:
 
 
 def _options(options: Mapping[str, Any] | None) -> dict[str, str]:
-    """As text, which is what Spark takes."""
+    """Return the options as text, which is what Spark takes."""
     found = {}
     for key, value in (options or {}).items():
         if key.lower() in OF_THE_PIPELINE:

@@ -19,11 +19,11 @@ from headwater.disk.disk import Disk
 from headwater.errors import Conflict, Corrupt, NotFound, Unavailable
 from headwater.event import Event
 from headwater.store import Store
-from headwater.views import bulk, database, indexing, registry
+from headwater.views import database, registry, shards
 from headwater.views.app import Projection
-from headwater.views.bulk import ProjectionRange, Shard
+from headwater.views.document_fold import DocumentFold
 from headwater.views.files import Files
-from headwater.views.folding import DocumentFold
+from headwater.views.shards import ProjectionRange, Shard
 
 Progress = Callable[[int, int], object]
 """Called with the events that are folded, and all there are now."""
@@ -99,7 +99,7 @@ def rebuild(
             stack.enter_context(database.writing(old, give_up=stop))
             with database.writing(new):
                 for path in database.indexes(old):
-                    indexing.ensure(new, path)  # it may have been asked for meanwhile
+                    database.ensure_index(new, path)  # it may have been asked for meanwhile
         build.catch_up()
         build.finish()
         _sync(hw.directory.disk, file)
@@ -179,7 +179,7 @@ class _Build:
                 self._next[projection.name] = list(topic.starts)
 
     def fold_elsewhere(self, elsewhere: RemoteFold, fields: Sequence[str], file: Path) -> None:
-        """Have everything that is there now folded by others, and take over what they made of it."""
+        """Fold all present events in other processes, and load the result."""
         spans = [
             ProjectionRange(each, tuple(self._next[each.name]), registry.topic_of(self._hw, each.topic).ends)
             for each in self._known()
@@ -189,12 +189,12 @@ class _Build:
         by_partition = all(span.projection.by_event_key for span in spans) and len(spans) == 1
         fold = partial(elsewhere.fold, spans, fields, file, self._progress or _untold)
         try:
-            self.folded += bulk.load(self._connection, fold(by_partition=by_partition), spans, fields)
+            self.folded += shards.load_shards(self._connection, fold(by_partition=by_partition), spans, fields)
         except Conflict as error:
             if error.code != "shards_overlap" or not by_partition:
                 raise
             # Partitions were chosen by hand, and a key is in several: each continues with the result of the one before.
-            self.folded += bulk.load(self._connection, fold(by_partition=False), spans, fields)
+            self.folded += shards.load_shards(self._connection, fold(by_partition=False), spans, fields)
         for span in spans:
             self._next[span.projection.name] = list(span.ends)
             self._passed += span.events

@@ -13,7 +13,7 @@ from headwater.info import ViewError
 from headwater.store import Store
 from headwater.views import database
 from headwater.views.app import Projection
-from headwater.views.failure import decode_error, encode_error
+from headwater.views.encoding import decode_error, encode_error
 
 
 class TopicBounds(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def topic_of(hw: Store, topic: str) -> TopicBounds:
-    """Raises NotFound if there is no such topic."""
+    """Return the bounds of a topic. Raises NotFound if there is no such topic."""
     found = hw.directory.cursor(topic)
     return TopicBounds(found.uuid, found.offsets, found.ends())
 
@@ -119,7 +119,7 @@ def add(connection: sqlite3.Connection, projection: Projection, topic: TopicBoun
 
 
 def resume(connection: sqlite3.Connection, name: str) -> int:
-    """Have a projection tried again that an error has stopped, inside of a transaction; how many there are."""
+    """Resume a projection that an error has stopped, inside of a transaction; return how many rows changed."""
     changed = connection.execute("UPDATE projections SET state = 'running', error = NULL WHERE name = ?", (name,))
     return changed.rowcount
 

@@ -1,20 +1,19 @@
-"""Runs an application: each projection and each function in a thread of its own, until it is closed."""
+"""Runs an application: each projection and each function is a `ViewWorker` in a thread of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from typing import Self
+from typing import Protocol, Self
 
 from headwater.errors import Corrupt, NotFound, Unavailable
 from headwater.store import Store
 from headwater.views import registry
-from headwater.views.acting import Actor
 from headwater.views.app import App
 from headwater.views.files import Files
-from headwater.views.part import ViewWorker
-from headwater.views.projecting import Projector
+from headwater.views.function_worker import FunctionWorker
+from headwater.views.projection_worker import ProjectionWorker
 
 LOOK_S = 0.01  # between the first two looks whether everything is done
 LOOK_MAX_S = 0.2  # and between later ones: a look takes the time of a hundred events
@@ -24,16 +23,16 @@ class Runner:
     """Runs an application in this process. Close it, or use it in a `with` statement, which starts it."""
 
     def __init__(self, hw: Store, app: App) -> None:
-        """Raises Invalid for an application that cannot be run on this log."""
+        """Prepare to run; raises Invalid for an application that cannot run on this log."""
         self._hw = hw
         self._app = app
         self._parts: list[ViewWorker] = []
         self._threads: list[threading.Thread] = []
         self._check()
         for projection in app.projections.values():
-            self._parts.append(Projector(hw, projection, app.of_binder(projection.binder)))
+            self._parts.append(ProjectionWorker(hw, projection, app.of_binder(projection.binder)))
         for function in app.functions.values():
-            self._parts.append(Actor(hw, function))
+            self._parts.append(FunctionWorker(hw, function))
 
     def start(self) -> None:
         """Begin to work, in threads; the binders are there when this returns, with the indexes that were declared."""
@@ -96,3 +95,21 @@ class Runner:
                 partitions = 1  # it is not made yet; the projection looks again when it is
             together = self._app.of_binder(projection.binder)
             registry.check_order(together, projection, partitions)
+
+
+class ViewWorker(Protocol):
+    """A running projection or function."""
+
+    name: str
+
+    def run(self) -> None:
+        """Work until `stop` is called. What goes wrong is kept for `views status`; it ends only when it is stopped."""
+
+    def stop(self) -> None:
+        """End `run`, soon; from any thread."""
+
+    def settled(self) -> bool:
+        """Return whether it has handled everything that is there now, durably; from any thread.
+
+        Raises Unavailable if it cannot go on.
+        """

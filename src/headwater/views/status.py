@@ -15,8 +15,8 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.event import time_of
 from headwater.info import ViewError, ViewInfo, ViewPartition
 from headwater.store import Store
-from headwater.views import database, registry, tally
-from headwater.views.failure import decode_error
+from headwater.views import database, function_counts, registry
+from headwater.views.encoding import decode_error
 from headwater.views.files import Files
 from headwater.views.registry import Row, TopicBounds
 
@@ -42,9 +42,9 @@ def views(hw: Store) -> list[ViewInfo]:
 def functions(hw: Store) -> list[ViewInfo]:
     """Return all functions that have run here, by name."""
     try:
-        return tally.function_infos(hw)
+        return function_counts.function_infos(hw)
     except HeadwaterError as error:
-        return [_unreadable(hw, "function", tally.FILE, None, error)]
+        return [_unreadable(hw, "function", function_counts.FILE, None, error)]
 
 
 def projections(hw: Store) -> list[ViewInfo]:
@@ -82,7 +82,7 @@ def quarantined(hw: Store, projection: str) -> list[ViewError]:
 
 
 def resume(hw: Store, projection: str) -> list[str]:
-    """Have a projection tried again that an error has stopped, durably; the names of the binders that it fills.
+    """Resume a projection that an error has stopped, durably; return the names of the binders that it fills.
 
     Nothing changes for one that runs. Raises NotFound if no binder knows such a projection.
     """
@@ -191,7 +191,7 @@ def _info(hw: Store, binder: str, known: _ProjectionRow, topics: _Topics, buildi
 
 
 def _places(known: _ProjectionRow, topic: TopicBounds | None) -> list[tuple[int, int, int]]:
-    """Partition, next offset and end. Nothing is left to do in a topic that is gone; all in one that was made again."""
+    """Return partition, next offset and end: nothing is left of a deleted topic, everything of a recreated one."""
     if topic is None:
         return [(number, next, next) for number, next in known.cursors.items()]
     ours = known.cursors if topic.uuid == known.row.topic_uuid else {}

@@ -273,7 +273,7 @@ def test_deadlines(server: Driven) -> None:
             assert left(connection) == limits.body_idle_s
             connection.expire()
             assert codes(transport) == ["ok", "ok", "timeout"]
-            assert "stands still" in transport.answers()[-1][1]["errMsg"]
+            assert "timed out" in transport.answers()[-1][1]["errMsg"]
         with server.connection(ALL) as (connection, transport):
             connection.data_received(CONNECT + frame("LISTEN"))
             await wait_in_loop(lambda: codes(transport) == ["ok", "ok"])

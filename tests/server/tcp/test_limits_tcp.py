@@ -47,11 +47,11 @@ def last(client: Wire) -> str:
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"", "CONNECT did not come"),
-        (CONNECT[:7], "CONNECT did not come"),
-        (CONNECT, "nothing was sent for too long"),
-        (CONNECT + frame("PING")[:9], "a frame stands still"),
-        (CONNECT + frame("STARTTX", {"sessID": 1}), "nothing was sent for too long"),
+        (b"", "no CONNECT frame was received in time"),
+        (CONNECT[:7], "no CONNECT frame was received in time"),
+        (CONNECT, "the connection was idle for too long"),
+        (CONNECT + frame("PING")[:9], "a frame timed out"),
+        (CONNECT + frame("STARTTX", {"sessID": 1}), "the connection was idle for too long"),
     ],
 )
 def test_who_sends_nothing_is_told_and_cut_off(server: Server, sent: bytes, told: str) -> None:

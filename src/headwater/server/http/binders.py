@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
 
-from headwater.document import Change, Document
+from headwater.document import Document
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.event import Ref
 from headwater.format import documents
@@ -32,13 +33,19 @@ from headwater.server.scopes import binder_scope
 from headwater.server.service import Service
 from headwater.server.wire import sse as wire
 from headwater.server.wire.decoding import decoded
+from headwater.server.wire.encodings import slices
 from headwater.server.wire.pieces import joined
+from headwater.views.binder import LocalBinder
+from headwater.views.finding import SentDocument, SentDocuments
+from headwater.views.following import StoredChange
+from headwater.views.stored_documents import LargeDocument
 
 LOOK_S, LOOK_MAX_S = 0.002, 0.1  # between two looks whether a projection has come far enough
 SMALL_BODY = 64 * 1024
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 T = TypeVar("T")
+Sent = Iterator[Document | LargeDocument]
 
 
 class DocumentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +71,7 @@ class ChangeFormat(NamedTuple):
 
     media: str
     opening: Callable[[str], bytes]
-    change: Callable[[Change], bytes]
+    change: Callable[[StoredChange], bytes]
     heartbeat: bytes
     failure: Callable[[HeadwaterError], bytes]
 
@@ -95,12 +102,13 @@ async def describe(service: Service, request: Request) -> Response:
 async def get(service: Service, request: Request) -> Response:
     """Return a document."""
     binder, id = service.views.binder(request.name), request.path[2]
-    found = await _waiting(service, request.query, partial(binder.get, id))
+    found = await _waiting(service, request.query, partial(_got, binder, id))
     if found is None:
         raise NotFound(
             f"binder {binder.name!r} has no document {id[:100]!r}", code="no_such_document", binder=binder.name
         )
-    return Response(200, (("content-type", JSON),), documents.encode(found))
+    headers = (("content-type", JSON),)
+    return Response(200, headers, found if isinstance(found, bytes) else _pumped(service, *found))
 
 
 async def query(service: Service, request: Request) -> Response:
@@ -112,9 +120,15 @@ async def query(service: Service, request: Request) -> Response:
         return json({"plan": await service.blocking(binder.explain, asked.match, sort=asked.sort)})
     if asked.count:
         return json({"count": await _waiting(service, request.query, partial(binder.count, asked.match))})
-    find = partial(binder.find, asked.match, sort=asked.sort, skip=asked.skip, limit=asked.limit, fields=asked.fields)
-    found, first = await _waiting(service, request.query, partial(_begun, find, array=format is ARRAY))
-    return Response(200, (("content-type", format.media),), _pumped(service, found, first))
+    find = partial(binder.send, asked.match, sort=asked.sort, skip=asked.skip, limit=asked.limit, fields=asked.fields)
+    encode = _array if format is ARRAY else _lines
+    pieces, first, held = await _waiting(service, request.query, partial(_begun, find, encode))
+    try:
+        service.budget.check(held)
+    except Unavailable:
+        service.later(pieces.close)
+        raise
+    return Response(200, (("content-type", format.media),), _pumped(service, pieces, first, held))
 
 
 async def changes(service: Service, request: Request) -> Response:
@@ -124,7 +138,9 @@ async def changes(service: Service, request: Request) -> Response:
         return await get(service, request)
     after = request.headers.get("last-event-id") or request.query.text("after")
     form = EVENTS if format is SSE else CHANGE_LINES
-    place, found = await service.changes.follow(request.name, after, form.change)
+    place, found = await service.changes.follow(
+        request.name, after, form.media, lambda each, _: partial(form.change, each)
+    )
     headers = (*(sse.HEADERS if format is SSE else (("content-type", form.media),)), ("headwater-place", place))
     return Response(200, headers, _told(service, place, found, form), waits=True)
 
@@ -178,44 +194,82 @@ def _ref(place: str) -> Ref:
 # Documents, in a worker thread
 
 
+def _got(binder: LocalBinder, id: str, **options: Any) -> bytes | tuple[Generator[bytes, None, None], bytes] | None:
+    """Return a document, encoded; None if there is none. A large one comes in pieces, with the first of them."""
+    found = binder.send_one(id, **options)
+    if found is None or isinstance(found, Document):
+        return None if found is None else documents.encode(found)
+    pieces = _sending(found, _bare)
+    first = next(pieces, b"")
+    return (pieces, first) if first else None  # it was deleted meanwhile
+
+
 def _begun(
-    find: Callable[..., Iterator[Document]], *, array: bool, **options: Any
-) -> tuple[Generator[bytes, None, None], bytes]:
-    """Return the encoded documents, and their first piece: what is wrong with the question is raised here."""
-    pieces = _encoded(find(**options), array=array)
-    return pieces, next(pieces, b"")
+    find: Callable[..., SentDocuments], encode: Callable[[Sent], Iterator[bytes]], **options: Any
+) -> tuple[Generator[bytes, None, None], bytes, int]:
+    """Return the encoded documents, their first piece, and what they hold. Raises what is wrong with the query."""
+    found = find(**options)
+    pieces = _sending(found, encode)
+    return pieces, next(pieces, b""), found.held
 
 
-def _encoded(found: Iterator[Document], *, array: bool) -> Generator[bytes, None, None]:
-    def each() -> Iterator[bytes]:
-        before = b"["
-        for document in found:
-            yield before + documents.encode(document) if array else documents.encode(document) + b"\n"
-            before = b","
-        if array:
-            yield b"[]" if before == b"[" else b"]"
-
-    try:
-        yield from joined(each())
-    finally:
-        close = getattr(found, "close", None)
-        if close is not None:
-            close()
+def _sending(
+    found: SentDocuments | SentDocument, encode: Callable[[Sent], Iterator[bytes]]
+) -> Generator[bytes, None, None]:
+    with found:
+        yield from joined(encode(found))
 
 
-async def _pumped(service: Service, pieces: Generator[bytes, None, None], first: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces, one at a time, as fast as the client takes them; releases their resources when it leaves."""
+def _bare(found: Sent) -> Iterator[bytes]:
+    return chain.from_iterable(map(_encoded, found))  # which holds no document while its client is slow
+
+
+def _lines(found: Sent) -> Iterator[bytes]:
+    return chain.from_iterable(map(_encoded, found, repeat(b""), repeat(b"\n")))
+
+
+def _array(found: Sent) -> Iterator[bytes]:
+    empty = True
+    for pieces in map(_encoded, found, chain((b"[",), repeat(b","))):
+        yield from pieces
+        empty = False
+    yield b"[]" if empty else b"]"
+
+
+def _encoded(document: Document | LargeDocument, before: bytes = b"", after: bytes = b"") -> Iterator[bytes]:
+    """Return the bytes of a document: at once, or in slices if it is large."""
+    if isinstance(document, Document):
+        return iter((before + documents.encode(document) + after,))
+    large = slices(("document", document.key), partial(_large, document))
+    return chain((before,), large, (after,))
+
+
+def _large(document: LargeDocument) -> bytes:
+    return documents.encode(document.document())
+
+
+async def _pumped(
+    service: Service, pieces: Generator[bytes, None, None], first: bytes, held: int = 0
+) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces, one at a time, as fast as the client takes them; releases their resources when it leaves.
+
+    They hold so many bytes of the memory for all requests.
+    """
 
     def close() -> None:
         with contextlib.suppress(ValueError):  # it is at work in another thread, which is the last to know it then
             pieces.close()
 
+    service.budget.count(held)
     try:
         if first:
             yield first
+            del first
             async for piece in service.pump(pieces):
                 yield piece
+                del piece
     finally:
+        service.budget.count(-held)
         service.later(close)
 
 
@@ -229,10 +283,15 @@ async def _told(service: Service, place: str, found: Pieces, form: ChangeFormat)
         if opening := form.opening(place):
             yield opening
         async for changes in found:
-            piece = b"".join(changes)
-            live.events += len(changes)
+            piece = b"".join(changes.whole)
+            live.events += changes.number
             live.bytes += len(piece)
-            yield piece or form.heartbeat
+            if piece or changes.large is None:
+                yield piece or form.heartbeat
+            if changes.large is not None:
+                async for piece in service.pump(changes.large):
+                    live.bytes += len(piece)
+                    yield piece
     except HeadwaterError as error:  # it is too late for a status
         service.metrics.failed(error.code)
         yield form.failure(error)
@@ -241,13 +300,14 @@ async def _told(service: Service, place: str, found: Pieces, form: ChangeFormat)
         await found.aclose()
 
 
-def _event(change: Change) -> bytes:
+def _event(stored: StoredChange) -> bytes:
+    change = stored.change()
     place = change.place.encode()
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (place, change.kind.encode(), documents.encode_change(change))
 
 
-def _line(change: Change) -> bytes:
-    return documents.encode_change(change) + b"\n"
+def _line(stored: StoredChange) -> bytes:
+    return documents.encode_change(stored.change()) + b"\n"
 
 
 def _failure(error: HeadwaterError) -> bytes:

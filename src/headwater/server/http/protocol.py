@@ -326,7 +326,7 @@ class ServerConnection(asyncio.Protocol):
         parser = self._parser
         path, query, failure = _target(parser.url)
         if "expect" in parser.headers and not body.expected:
-            failure = Invalid("this cannot be expected", code="expectation_failed")
+            failure = Invalid("unsupported Expect header", code="expectation_failed")
         request = Request(parser.method, path, query, parser.headers, body.receive, self.client)
         request.failure = failure
         request.target = parser.url
@@ -509,7 +509,7 @@ class ServerConnection(asyncio.Protocol):
         elif self._parser.begun:
             self._refuse(of_status(408, "the headers took too long", "timeout", ""))
         elif self._answering is not None and not self._answering.whole:
-            self._answering.fail(Invalid("the body stands still", code="timeout"))
+            self._answering.fail(Invalid("the request body timed out", code="timeout"))
         elif self._body is not None:
             self._refuse(of_status(408, "the body took too long", "timeout", ""))
         elif not self._busy:

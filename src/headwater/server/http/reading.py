@@ -45,7 +45,7 @@ FORMATS = (ITEMS, SSE, LINES, ARRAY, ARROW, BATCHES)
 
 
 class ReadQuery(NamedTuple):
-    """The parsed query. `filters` are those of `Engine.read_batches`, with the partition."""
+    """The parsed query. `filters` are those of `Store.read_batches`, with the partition."""
 
     start: Position
     cut: Cut
@@ -234,7 +234,9 @@ T = TypeVar("T")
 def _checked(query: QueryParameters, name: str, default: Position, parse: Callable[[str], T]) -> T | Position:
     given = [each for each in (name, f"{name}_time", f"{name}_id") if each in query]
     if len(given) > 1:
-        raise Invalid(f"{' and '.join(given)} exclude each other", hint="give only one of them", code="bad_parameter")
+        raise Invalid(
+            f"{' and '.join(given)} are mutually exclusive", hint="give only one of them", code="bad_parameter"
+        )
     if not given:
         return default
     text = query.text(given[0]) or ""

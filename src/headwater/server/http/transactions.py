@@ -16,7 +16,6 @@ from headwater.event import Durability, Ref
 from headwater.format import given, jsonl
 from headwater.format.contents import CODES, numbered
 from headwater.format.jsonl import EventLine
-from headwater.protocols import Transaction
 from headwater.requests import wants_sync
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
@@ -24,6 +23,7 @@ from headwater.server.member import RemoteMember, member_gone
 from headwater.server.rights import action_of
 from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
+from headwater.transaction import Transaction
 
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -96,7 +96,8 @@ def _append(transaction: Transaction, append: AppendLine) -> None:
 def _commit(backend: Directory, asked: TransactionRequest, members: dict[str, RemoteMember | None]) -> list[Ref]:
     """In a worker's thread: what it does is a handful of syncs."""
     sync = None if asked.durability is None else wants_sync(asked.durability)
-    transaction = backend.transaction(sync, given.check_producer(asked.producer, backend.limits))
+    producer = given.check_producer(asked.producer, backend.limits)
+    transaction = backend.transaction(sync, producer)
     for number, append in enumerate(asked.appends):
         try:
             _append(transaction, append)
@@ -105,7 +106,7 @@ def _commit(backend: Directory, asked: TransactionRequest, members: dict[str, Re
     for ack in asked.acks:
         member = members[ack.member]
         if member is None:  # if it was done before, the member has been free to leave
-            refs = transaction.recall()
+            refs = backend.recall(transaction.requests, sync, producer)
             if refs is None:
                 raise member_gone()
             return refs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from headwater.errors import NotFound
 from headwater.server.http.message import JSON, Request, Response, json
 from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
+from headwater.server.wire.encodings import HUGE_BYTES, SLICE_BYTES
 
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -29,4 +31,18 @@ async def ask(service: Service, request: Request) -> Response:
             hint="start it with --app",
             code="no_such_query",
         )
-    return Response(200, (("content-type", JSON),), await service.application.ask(request.name, arguments))
+    answer = await service.application.ask(request.name, arguments)
+    if len(answer) <= HUGE_BYTES:
+        return Response(200, (("content-type", JSON),), answer)
+    service.budget.check(len(answer))
+    return Response(200, (("content-type", JSON),), _slices(service, answer))
+
+
+async def _slices(service: Service, answer: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield a large answer in slices. It cannot be made again, so it counts as held in memory until it is sent."""
+    service.budget.count(len(answer))
+    try:
+        for at in range(0, len(answer), SLICE_BYTES):
+            yield answer[at : at + SLICE_BYTES]
+    finally:
+        service.budget.count(-len(answer))

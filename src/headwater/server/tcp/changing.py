@@ -6,13 +6,14 @@ acknowledges. Belongs to the loop's thread.
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bson.int64 import Int64
 
-from headwater.document import Change
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import protocol
 from headwater.server.changes import Pieces
@@ -21,6 +22,7 @@ from headwater.server.tcp.answers import response
 from headwater.server.tcp.fields import FrameFields
 from headwater.server.tcp.slots import AnswerSlot
 from headwater.server.tcp.subscription import Frames, TcpSubscription, stopping
+from headwater.views.following import StoredChange
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
@@ -43,7 +45,8 @@ async def subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlo
     await connection.require("SUBSCRIBE with binder", binder_scope(name))
     subscription = ChangeSubscription(connection)
     begin = NOW if after is None else None if after == EVERYTHING else after
-    place, subscription.changes = await connection.service.changes.follow(name, begin, subscription.encode)
+    follow = connection.service.changes.follow
+    place, subscription.changes = await follow(name, begin, subscription, subscription.encode, subscription.turn)
     return subscription.accepted()._replace(data=response("SUBRESPONSE", subID=subscription.id, place=place))
 
 
@@ -55,15 +58,15 @@ class ChangeSubscription(TcpSubscription):
     def __init__(self, connection: TcpConnection) -> None:
         super().__init__(connection)
         self._clock = connection.service.backend.clock
-        self._encoded = self._sent = 0
+        self._sent = 0
         self._next_id = connection.subscribed + 1  # its future id, as no other can come first
 
-    def encode(self, change: Change) -> bytes:
-        """Return the RECEV of a change. In a worker's thread, for one after the other."""
+    def encode(self, change: StoredChange, number: int) -> Callable[[], bytes]:
+        """Return what makes the RECEV of a change. In a worker's thread."""
         fields: dict[str, Any] = {
             "subID": self._next_id,
             "eventType": change.kind,
-            "seqNo": Int64(self._encoded),
+            "seqNo": Int64(number),
             "timestamp": Int64((self._clock.ticks() - UNIX_EPOCH_TICKS) // TICKS_PER_MS),
             "place": change.place,
         }
@@ -71,15 +74,28 @@ class ChangeSubscription(TcpSubscription):
             fields["id"] = change.id
         if change.version is not None:
             fields["version"] = Int64(change.version)
-        frame = protocol.encode("RECEV", {**fields, "event": change.data or {}})
-        protocol.check_depth(frame[protocol.PREFIX.size :])
-        self._encoded += 1
-        return frame
+        return partial(_frame, fields, change)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[int]:
+        """Wait until changes can be sent: how many. Nothing waits in memory for its client."""
+        await self.has_room()  # before its turn: others need not wait for what its client acknowledges
+        async with self.connection.out.turn:
+            yield await self.has_room()
 
     async def run(self) -> None:
         async with aclosing(self.changes) as pieces:
-            async for frames in pieces:
-                first, self._sent = self._sent, self._sent + len(frames)
-                ends = list(accumulate(map(len, frames)))
-                await self.send(Frames(b"".join(frames), ends, self.only, range(first, self._sent)))
+            async for changes in pieces:
+                first, self._sent = self._sent, self._sent + changes.number
+                ends = list(accumulate(map(len, changes.whole)))
+                numbers = range(first, self._sent)
+                await self.send(Frames(b"".join(changes.whole), ends, self.only, numbers[: len(ends)]))
+                if changes.large is not None:
+                    await self.send(Frames(b"", (), self.only, numbers[-1:], changes.large))
         raise stopping()
+
+
+def _frame(fields: dict[str, Any], change: StoredChange) -> bytes:
+    data = change.load() or protocol.EMPTY
+    protocol.check_depth(data, 3)
+    return protocol.encode_around("RECEV", fields, "event", data)

@@ -264,9 +264,9 @@ class TcpConnection(asyncio.Protocol):
     def _check_type(self, type: str) -> None:
         """Raise Invalid for a frame that cannot be answered now, or ever."""
         if type not in _OWN and type not in self._handlers:
-            raise Invalid(f"there is no frame {type[:40]!r} that a client sends", code="unknown_frame")
+            raise Invalid(f"{type[:40]!r} is not a frame that a client may send", code="unknown_frame")
         if not self.connected and type != "CONNECT":
-            raise Invalid("the first frame is CONNECT", code="not_connected")
+            raise Invalid("the first frame must be CONNECT", code="not_connected")
 
     # Requests that have the connection for themselves
 
@@ -417,12 +417,12 @@ class TcpConnection(asyncio.Protocol):
         elif self._state:
             self.abort()
         elif self.connected and self._reading and self._incoming.size:
-            self._refuse(Unavailable("a frame stands still", hint="send it at once", code="timeout"))
+            self._refuse(Unavailable("a frame timed out", hint="send each frame without pauses", code="timeout"))
         elif self._task is not None or self.out.slots or self._queue or self.parts:
             self.deadline = self.loop.time() + self.limits.idle_s
         else:
-            told = "nothing was sent for too long" if self.connected else "CONNECT did not come"
-            self._refuse(Unavailable(told, hint="send PING now and then", code="timeout"))
+            told = "the connection was idle for too long" if self.connected else "no CONNECT frame was received in time"
+            self._refuse(Unavailable(told, hint="send PING at intervals", code="timeout"))
 
     def stop(self) -> None:
         """End when what was asked is answered; what streams ends now."""
@@ -519,4 +519,4 @@ def _too_many() -> Unavailable:
 
 
 def _stopping() -> Unavailable:
-    return Unavailable("the server ends", hint="connect again soon", code="stopping")
+    return Unavailable("the server is stopping", hint="connect again soon", code="stopping")

@@ -88,7 +88,7 @@ class DurableSubscription(TcpSubscription):
     def __init__(
         self, connection: TcpConnection, owner: Owner, topic: str, name: str, user: str, options: dict[str, Any]
     ) -> None:
-        """`options` are those of `Engine.consumer`."""
+        """`options` are those of `Store.consumer`."""
         super().__init__(connection)
         self.topic = topic
         self.name = name

@@ -20,7 +20,7 @@ async def connect(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlo
     """Tell the connection who is at its other end; raises Denied, and what else is against it."""
     fields = FrameFields("CONNECT", frame, ("version", "username", "password", "token"))
     if connection.connected:
-        raise fields.wrong("comes once")
+        raise fields.wrong("may be sent only once")
     version = fields.text("version", needed=True) or ""
     if version.partition(".")[0] != protocol.VERSION.partition(".")[0]:
         raise Unsupported(

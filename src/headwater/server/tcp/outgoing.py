@@ -131,7 +131,7 @@ class FrameWriter:
         return self._way
 
     def write(self, data: bytes) -> bool:
-        """Send frames; False when there is no more room: then wait for `Part.resume`, or `room`. Never raises."""
+        """Send frames; False when there is no more room: then wait for `ConnectionPart.resume` or `room`."""
         if data and not self.closing:
             if self._huge.locked():
                 self._behind.append(data)

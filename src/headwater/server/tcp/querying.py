@@ -1,7 +1,8 @@
 """QUERY: matching documents from one snapshot of a binder, sent as fast as the client acknowledges them.
 
 A `QueryResults` holds one moment of its binder (`Binder.results`), from QUERY to its last result, and reads from it
-some documents at a time in a worker's thread. They are sent as they are stored. Belongs to the loop's thread.
+some documents at a time in a worker's thread. They are sent as they are stored, large ones slice by slice. Belongs to
+the loop's thread.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bson.int64 import Int64
@@ -24,13 +26,15 @@ from headwater.server.tcp.fields import INT32, FrameFields, too_many
 from headwater.server.tcp.parts import ConnectionPart
 from headwater.server.tcp.slots import AnswerSlot
 from headwater.server.tcp.subscription import stopping
+from headwater.server.wire.encodings import slices
 from headwater.views.finding import Results
+from headwater.views.stored_documents import LargeDocument, StoredDocument
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
 
 NAMES = ("queryID", "binder", "matcher", "sort", "limit", "skip")
-PIECE_BYTES = 256 * KIB  # of results that are read at once: what a slow client holds beyond what was sent to it
+PIECE_BYTES = 64 * KIB  # of results that are read at once: what a slow client holds beyond what was sent to it
 
 T = TypeVar("T")
 _log = logging.getLogger("headwater.server")
@@ -66,7 +70,8 @@ class QueryResults(ConnectionPart):
         self._service = connection.service
         self._results: Results | None = None
         self._held = 0  # in memory, for which documents there are
-        self._busy = False  # a worker's thread uses the results
+        self._busy = False  # a worker's thread, or what is being sent, uses the results
+        self._sending = False  # a large result
         self._task: asyncio.Task[None] | None = None
         self._unacked = 0
         self._timer: asyncio.TimerHandle | None = None  # while results are unacknowledged
@@ -119,8 +124,7 @@ class QueryResults(ConnectionPart):
         if self.closed:
             return
         self.closed = True
-        if self._connection.parts.get(("QUERYACK", self.id)) is self:
-            del self._connection.parts["QUERYACK", self.id]
+        self._forget()
         self._connection.hold(-self._held)
         if self._timer is not None:
             self._timer.cancel()
@@ -128,6 +132,11 @@ class QueryResults(ConnectionPart):
             self._task.cancel()
         if not self._busy:
             self._let_go()
+
+    def _forget(self) -> None:
+        """Hear no more acknowledgements, and free its number."""
+        if self._connection.parts.get(("QUERYACK", self.id)) is self:
+            del self._connection.parts["QUERYACK", self.id]
 
     # Sending
 
@@ -146,7 +155,7 @@ class QueryResults(ConnectionPart):
         """Send all results, as many at a time as may be unacknowledged and the connection has room for."""
         assert self._results is not None
         left = self._results.count
-        ready: deque[bytes] = deque()
+        ready: deque[bytes | Iterator[bytes]] = deque()
         while left:
             room = await self._room()
             if not ready:
@@ -154,7 +163,14 @@ class QueryResults(ConnectionPart):
                 if not ready:
                     raise Unavailable("documents disappeared during the query", code="internal")
                 continue  # while they were read, the client may have stopped taking them
-            some = [ready.popleft() for _ in range(min(room, len(ready)))]
+            first = ready.popleft()
+            if not isinstance(first, bytes):
+                left -= 1
+                await self._send_large(first, last=not left)
+                continue
+            some = [first]
+            while ready and len(some) < room and isinstance(ready[0], bytes):
+                some.append(ready.popleft())  # type: ignore[arg-type]
             left -= len(some)
             if not self._unacked:
                 self._unacked = len(some)
@@ -162,6 +178,23 @@ class QueryResults(ConnectionPart):
             else:
                 self._unacked += len(some)
             self._connection.write(b"".join(some))
+
+    async def _send_large(self, pieces: Iterator[bytes], *, last: bool) -> None:
+        """Send a large result, slice by slice. The time for its acknowledgement begins when it is sent."""
+        out = self._connection.out
+        async with out.turn:
+            await out.room()
+            first = await self._work(next, pieces)  # raises what keeps it from being sent
+            if last:
+                self._forget()  # the client may use its number again as soon as it has the whole result
+            self._unacked += 1
+            self._sending = True
+            self._wait_for_acks()
+            try:
+                await self._use(out.send_huge(chain((first,), pieces)))
+            finally:
+                self._sending = False
+        self._wait_for_acks()
 
     async def _room(self) -> int:
         """Wait until something may be sent; how much."""
@@ -174,11 +207,14 @@ class QueryResults(ConnectionPart):
             await self._news
 
     def _wait_for_acks(self) -> None:
-        """Set the time by which the client must have acknowledged something, if there is anything."""
+        """Set the time by which the client must have acknowledged something, if there is anything.
+
+        None while a large result is being sent: the connection has its own time for that.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        if self._unacked:
+        if self._unacked and not (self._sending or self.closed):
             self._timer = self._connection.loop.call_later(self._connection.limits.write_s, self._late)
 
     def _late(self) -> None:
@@ -189,9 +225,13 @@ class QueryResults(ConnectionPart):
     # Reading, in a worker's thread
 
     async def _work(self, function: Callable[..., T], *args: Any) -> T:
-        """Call what uses the results. Releases their resources when it returns, if the query is over by then."""
+        """Call what uses the results."""
+        return await self._use(self._service.blocking(function, *args))
+
+    async def _use(self, using: Coroutine[Any, Any, T]) -> T:
+        """Wait for what uses the results. Releases their resources when it ends, if the query is over by then."""
         self._busy = True
-        task = self._connection.loop.create_task(self._service.blocking(function, *args))
+        task = self._connection.loop.create_task(using)
         task.add_done_callback(self._worked)
         return await asyncio.shield(task)
 
@@ -209,18 +249,30 @@ class QueryResults(ConnectionPart):
     def _open(self, ask: Callable[[], Results]) -> None:
         self._results = ask()
 
-    def _read(self) -> list[bytes]:
-        """Return the frames of the next results."""
+    def _read(self) -> list[bytes | Iterator[bytes]]:
+        """Return the frames of the next results; that of a large one, which is the last, in slices."""
         assert self._results is not None
-        frames, size = [], 0
+        frames: list[bytes | Iterator[bytes]] = []
+        size = 0
         for each in islice(self._results, self._connection.limits.query_unacked_max):
-            protocol.check_depth(each.data, 3)
-            fields = {"queryID": self.id, "id": each.id, "version": Int64(each.version)}
-            frames.append(protocol.encode_around("QUERYRESULT", fields, "result", each.data))
+            if isinstance(each, LargeDocument):
+                frames.append(slices(("query", self.id, each.key), partial(_large_frame, self.id, each)))
+                break
+            frames.append(_frame(self.id, each))
             size += len(each.data)
             if size >= PIECE_BYTES:
                 break
         return frames
+
+
+def _frame(query_id: int, result: StoredDocument) -> bytes:
+    protocol.check_depth(result.data, 3)
+    fields = {"queryID": query_id, "id": result.id, "version": Int64(result.version)}
+    return protocol.encode_around("QUERYRESULT", fields, "result", result.data)
+
+
+def _large_frame(query_id: int, result: LargeDocument) -> bytes:
+    return _frame(query_id, StoredDocument(result.id, result.version, result.load()))
 
 
 def _check_number(connection: TcpConnection, id: int) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.directory.directory import Directory
 from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLarge
-from headwater.log.log_transaction import check_data, check_growth
 from headwater.requests import Append
 from headwater.server.access import require
 from headwater.server.rights import action_of
@@ -19,6 +18,7 @@ from headwater.server.tcp.answers import OK, ref_fields, response
 from headwater.server.tcp.emit import is_missing
 from headwater.server.tcp.fields import INT32, FrameFields, too_many
 from headwater.server.tcp.slots import AnswerSlot
+from headwater.transaction import check_data, check_growth
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection

@@ -75,7 +75,7 @@ def batch(body: bytes, limits: Limits) -> ParsedEvents:
         )
     if not items:
         return ParsedEvents("json", {}, 0)
-    content, columns, _ = given.encode_many(
+    content, columns = given.encode_many(
         [item.data for item in items],
         items[0].content,
         [item.type for item in items],

@@ -10,7 +10,6 @@ import msgspec
 from headwater.errors import Invalid
 
 T = TypeVar("T")
-UNUSABLE = "invalid JSON"
 # Errors that decoders raise for invalid input: not JSON or not of the type, not UTF-8, a number of too many digits,
 # nested too deep, or more than there is memory for.
 WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)

@@ -1,12 +1,12 @@
-"""Encodes huge events as a whole and sends them in slices, without a copy for each reader.
+"""Encodes huge events and large documents as a whole and sends them in slices, without a copy for each reader.
 
     slices(key, encode) -> Iterator[bytes]      what `encode` returns, in slices; equal keys must encode to equal bytes
     encoded(batch, form, encode)                `encode(batch)`, in slices if it is huge; `form` names what encode does
 
-A reader that stops has its place in the event and no bytes of it. What was encoded is kept for those who are in its
-midst, all readers of the same event together, up to `KEPT_BYTES` for the whole process; beyond that, the one that was
-used longest ago is dropped, and encoded again when it is asked for. Few are encoded at once: each takes several times
-its size for a moment. Safe from any thread.
+A reader that stops has its position and at most one slice. Encoded bytes are kept while they have readers, once for
+all readers of the same key, up to `KEPT_BYTES` for the whole process; beyond that, the least recently used are dropped,
+and encoded again when needed. The slice after that is longer, so that many readers at once encode each only a few
+times. Few are encoded at once: each takes several times its size for a moment. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from headwater.format.events import EventBatch
 from headwater.server.wire.pieces import PIECE_BYTES, size_of
 
 SLICE_BYTES = 128 * 1024  # what a reader that stops holds
+AGAIN_BYTES = 1024 * 1024  # the same, if it was encoded again for this slice
 HUGE_BYTES = 2 * PIECE_BYTES  # what `parted` makes of events that are not huge is below
 KEPT_BYTES = 32 * 1024 * 1024  # beside one that may be larger
 ENCODED_AT_ONCE = 2
 
 
 class _EncodedPart:
-    """One huge event in one format, and the number of its readers."""
+    """One huge event or document in one format, and the number of its readers."""
 
     __slots__ = ("data", "readers", "size")
 
@@ -37,7 +38,7 @@ class _EncodedPart:
 
 
 class Encodings:
-    """A cache of encoded huge events for their current readers."""
+    """A cache of what is encoded as a whole, for its current readers."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
@@ -59,10 +60,9 @@ class Encodings:
         try:
             at = 0
             while at != entry.size:
-                piece = self._slice(key, entry, encode, at)
-                at += len(piece)
-                yield piece
-                del piece
+                piece = [self._slice(key, entry, encode, at)]
+                at += len(piece[0])
+                yield piece.pop()  # so that it is not held here as well
         finally:
             with self._mutex:
                 entry.readers -= 1
@@ -71,21 +71,22 @@ class Encodings:
                     del self._found[key]
 
     def _slice(self, key: Hashable, entry: _EncodedPart, encode: Callable[[], bytes], at: int) -> bytes:
-        data = entry.data
+        data, size = entry.data, SLICE_BYTES
         if data is None:
             with self._encoding:
                 data = entry.data  # another reader may have been quicker
                 if data is None:
                     data = encode()
                     self._keep(entry, data)
+                    size = AGAIN_BYTES if at else SLICE_BYTES
         with self._mutex:
             self._found.move_to_end(key)
-        return data[at : at + SLICE_BYTES]
+        return data[at : at + size]
 
     def _keep(self, entry: _EncodedPart, data: bytes) -> None:
         with self._mutex:
             if entry.size not in (-1, len(data)):
-                raise Unavailable("a large event changed while it was being sent")
+                raise Unavailable("a large event or document changed while it was being sent")
             entry.size = len(data)
             if entry.data is None:
                 entry.data = data

@@ -25,7 +25,7 @@ from msgspec import Raw
 
 from headwater.errors import Invalid
 from headwater.event import Content
-from headwater.format import given, jsonl, texts
+from headwater.format import given, jsonl
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
@@ -90,8 +90,8 @@ def encode(batch: EventBatch) -> bytes:
     content = b',"content":"%b",' % stored.content.encode()
     each = zip(
         map(str.encode, map(str, batch.offsets().tolist())),
-        texts.strings(texts.times(ticks)),
-        texts.strings(texts.ids(ticks, batch.log.node)),
+        jsonl.strings(jsonl.times(ticks)),
+        jsonl.strings(jsonl.ids(ticks, batch.log.node)),
         _types(batch),
         _keys(batch),
         _data(batch),
@@ -361,7 +361,7 @@ def _events(values: list[tuple[int, bytes]], limits: Limits, what: str) -> Parse
             hint="send each content in its own request",
             code="several_contents",
         )
-    content, columns, _ = given.encode_many(data, contents.pop(), types, keys, metas, limits)
+    content, columns = given.encode_many(data, contents.pop(), types, keys, metas, limits)
     return ParsedEvents(content, columns, len(data))
 
 

@@ -36,7 +36,7 @@ import numpy as np
 
 from headwater.errors import Invalid
 from headwater.event import Content, Event
-from headwater.format import jsonl, texts
+from headwater.format import jsonl
 from headwater.format.batch import BLOB, DATA, TYPE
 from headwater.format.column import I64
 from headwater.format.events import EventBatch
@@ -56,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 def encode(batch: EventBatch, ids: Sequence[bytes] | None = None, *, bus: bool = False) -> bytes:
     """Return the frame of each event, as a topic gives it, or as the bus does."""
     if ids is None:
-        ids = texts.strings(texts.ids(batch.ticks(), batch.log.node))
+        ids = jsonl.strings(jsonl.ids(batch.ticks(), batch.log.node))
     stored = batch.piece.batch
     if stored.flags & BLOB:
         return b"".join([_huge(event, id, bus) for event, id in zip(batch.events(), ids, strict=True)])
@@ -175,10 +175,10 @@ def cursor_texts(offsets: Sequence[int], uuid: UUID, partition: int, moved: I64)
     at = _CURSOR_HEAD + partition * width
     rows[:, at : at + width] = _digits(moved, width)
     whole = b2a_base64(rows.tobytes(), newline=False).translate(_TO_URL)
-    return texts.strings(np.frombuffer(whole, np.uint8).reshape(len(moved), -1))
+    return jsonl.strings(np.frombuffer(whole, np.uint8).reshape(len(moved), -1))
 
 
-def _digits(numbers: I64, width: int) -> texts.U8:
+def _digits(numbers: I64, width: int) -> jsonl.U8:
     return numbers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - width :]
 
 

@@ -20,15 +20,15 @@ import msgspec
 from headwater.disk.disk import Disk
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.remote.failures import ErrorBody, revive
-from headwater.spark.causes import cause
+from headwater.spark.failures import cause
 from headwater.spark.folding import shipping
-from headwater.spark.folding.folding import fold_shard
+from headwater.spark.folding.shard_fold import fold_shard
 from headwater.spark.folding.sharding import Task, plan
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from headwater.store import Store
 from headwater.views import rebuild as local
 from headwater.views.app import App, Projection
-from headwater.views.bulk import ProjectionRange, Shard
+from headwater.views.shards import ProjectionRange, Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +124,7 @@ def _run(spark: SparkSession, job: bytes, tasks: int) -> list[_Done]:
 
 
 def _work(job: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a worker: fold the shards whose numbers come."""
+    """Fold the shards with the given numbers; runs in a worker."""
     import pyarrow as pa
 
     for batch in batches:
@@ -157,7 +157,7 @@ def _passed_file(beside: Path) -> Path:
 
 @contextlib.contextmanager
 def _telling(beside: Path, number: int) -> Iterator[Callable[[int], None]]:
-    """In a worker: tell how many events were passed. Nothing depends on it, so where it cannot be told, it is not."""
+    """Report how many events were passed; runs in a worker. Errors are ignored: nothing depends on it."""
     disk = Disk()
     try:
         fd = disk.open_write(_passed_file(beside))
@@ -171,12 +171,12 @@ def _telling(beside: Path, number: int) -> Iterator[Callable[[int], None]]:
 
 
 def _ignore(_: object) -> None:
-    """What is not needed."""
+    """Ignore a result."""
 
 
 @contextlib.contextmanager
 def _watching(disk: Disk, beside: Path, tasks: Sequence[Task], events: int, progress: Progress) -> Iterator[None]:
-    """Tell how far the tasks are, from another thread, as long as the block runs."""
+    """Report the progress of the tasks while the block runs, from another thread."""
     fd = disk.create(_passed_file(beside))
     done = threading.Event()
 

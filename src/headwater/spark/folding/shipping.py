@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import Invalid
-from headwater.views.loading import from_text
+from headwater.views.app import module_from_text
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ _loaded: dict[str, str] = {}  # in a worker: the digest of each module when it w
 
 
 def pack(objects: Any, functions: Iterable[Any]) -> bytes:
-    """Objects, of which these are the functions whose code matters, as bytes. Raises Invalid if they cannot be."""
+    """Return objects as bytes, with the modules of their functions. Raises Invalid for what cannot be pickled."""
     from pyspark import cloudpickle
 
     names = sorted({getattr(each, "__module__", None) or "__main__" for each in functions} - {"__main__"})
@@ -82,7 +82,7 @@ def _digest(file: Path) -> str:
 
 
 def _ensure(wanted: Module) -> None:
-    """Have the module that was meant under its name."""
+    """Load the module that was sent, unless it is already loaded."""
     file = Path(wanted.file)
     if not file.is_file():
         return  # a worker on another machine: it has the module where its own path says, or the import fails
@@ -93,5 +93,5 @@ def _ensure(wanted: Module) -> None:
     if package:
         with contextlib.suppress(ImportError):  # what needs it will say so
             importlib.import_module(package)
-    from_text(wanted.name, file)
+    module_from_text(wanted.name, file)
     _loaded[wanted.name] = wanted.digest

@@ -55,7 +55,7 @@ class PipelineFolder:
             )
 
     def replace(self, write: Write) -> int:
-        """Have what is written in the place of all that was there, at once and durably; how many rows."""
+        """Replace the whole content of the folder, atomically and durably; return how many rows it has."""
         directories.put_back(self._disk, self.path)
         staged = self._staged(write, "new")
         rows = _rows(self._disk, staged)
@@ -95,14 +95,14 @@ class PipelineFolder:
         return rows
 
     def _make(self, directory: Path) -> None:
-        """A directory below ours, for what Spark calls a partition."""
+        """Create a directory below ours, for a partition of Spark."""
         if self._disk.inode(directory) is None:
             self._make(directory.parent)
             self._disk.mkdir(directory, ordinary=True)
             self._disk.sync_directory(directory.parent)
 
     def _staged(self, write: Write, name: str) -> Path:
-        """What is written, durable and without what Spark keeps beside the files, in a directory beside ours."""
+        """Yield a directory beside ours with the written files, durable and without the files of Spark itself."""
         staged = self.path.with_name(f".{self.path.name}.{name}")
         self._disk.remove_tree(staged)
         write(staged)

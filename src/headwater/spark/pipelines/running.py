@@ -19,13 +19,12 @@ import msgspec
 
 from headwater.address import absolute
 from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound
-from headwater.spark.causes import cause
+from headwater.spark.failures import cause
 from headwater.spark.pipelines import runs
 from headwater.spark.pipelines.frames import bounds, frames, passed
 from headwater.spark.pipelines.runs import Notebook, RunPlan, Status
 from headwater.spark.pipelines.targets import StreamWrites, target_of
-from headwater.spark.places import open_place
-from headwater.spark.progress import watching
+from headwater.spark.session import open_place, watching_tasks
 from headwater.views.app import App
 from headwater.views.pipeline import Pipeline
 
@@ -135,7 +134,7 @@ class _PipelineRun:
                 self._batch(plan)
 
     def _batch_plan(self, fresh: bool) -> RunPlan | None:
-        """What to do: what a run that was killed has left, or all that is there now; None if this was done before.
+        """Return the plan of a run that was killed, or one for all present events; None if those were processed before.
 
         Only what is appended must not be done again: anything else is replaced by the same, or by more.
         """
@@ -154,7 +153,7 @@ class _PipelineRun:
 
     def _batch(self, plan: RunPlan) -> None:
         self._notebook.keep(plan)
-        with watching(self._spark, self._tasks):
+        with watching_tasks(self._spark, self._tasks):
             result = self._computed(frames(self._spark, self._address, self.pipeline, plan.ends))
             rows = self._target.write(result, plan.run)
         self._notebook.keep(msgspec.structs.replace(plan, done=True))
@@ -182,7 +181,7 @@ class _PipelineRun:
                 raise self._batches.raised or error
 
     def _started(self, plan: RunPlan, follow: bool) -> StreamingQuery:
-        """A stream that has begun, or failed. Spark gives a process that it starts for it ten seconds, busy or not."""
+        """Start a stream, again if needed: Spark gives a process that it starts for it ten seconds, busy or not."""
         for _ in range(STARTS_MAX - 1):
             query = self._start(plan, follow)
             while query.isActive and query.status["message"] == INITIALIZING and not self._stop.wait(LOOK_S / 4):
@@ -200,7 +199,7 @@ class _PipelineRun:
         return writer.trigger(**every).option("checkpointLocation", checkpoint).start()
 
     def _computed(self, given: Sequence[DataFrame]) -> DataFrame:
-        """What the user's function makes of its frames."""
+        """Return the result of the user's function."""
         from pyspark.sql import DataFrame
 
         found: Any = self.pipeline.compute(*given)
@@ -225,7 +224,7 @@ class _PipelineRun:
         self._tell(now=False)
 
     def _unseen(self, query: StreamingQuery) -> list[Any]:
-        """What Spark tells of triggers since the last look. Asking for all that it remembers is not cheap."""
+        """Return the progress reports since the last poll. Fetching all that Spark remembers is not cheap."""
         last: Any = query.lastProgress
         if last is None or last["timestamp"] <= self._seen[0]:
             return []
@@ -247,7 +246,7 @@ class _PipelineRun:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """Be the one who runs it, and write down how that goes."""
+        """Hold the pipeline's lock, and keep its status."""
         with self._notebook.held():
             self._begin()
             try:
@@ -291,7 +290,7 @@ def _end(query: StreamingQuery) -> None:
 
 
 def _named(pipeline: str, error: Exception) -> HeadwaterError:
-    """What went wrong, with the name of the pipeline and without the stacks of Spark."""
+    """Return an error with the name of the pipeline and without the stacks of Spark."""
     if isinstance(error, HeadwaterError):
         kind, hint, code, facts = type(error), error.hint, error.code, {**error.facts, "pipeline": pipeline}
         return kind(f"pipeline {pipeline!r}: {error.message}", hint=hint, code=code, **facts)

@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from headwater.address import is_directory
-from headwater.disk.disk import Clock, Disk
-from headwater.disk.lockfile import is_locked, locked
+from headwater.disk.disk import Clock, Disk, is_locked, locked
 from headwater.errors import Conflict, Corrupt, Invalid, Unavailable
 from headwater.format import names
 from headwater.views.pipeline import Pipeline
@@ -76,7 +75,7 @@ class Notebook:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only one who runs it; raises Unavailable at once if another process does."""
+        """Hold the pipeline's lock; raises Unavailable at once if another process holds it."""
         for directory in (self.path.parent.parent, self.path.parent, self.path):
             with contextlib.suppress(FileExistsError):
                 self._disk.mkdir(directory)
@@ -109,7 +108,7 @@ class Notebook:
         return is_locked(fd, self._disk)
 
     def plan(self) -> RunPlan | None:
-        """What the last run did, or was doing."""
+        """Return the plan of the last run."""
         return self._read("plan.json", RunPlan)
 
     def keep(self, plan: RunPlan) -> None:

@@ -6,26 +6,30 @@ A rerun of a batch after a crash is recognized by the name of the run and its nu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headwater.address import is_server
 from headwater.errors import Invalid, Unsupported
-from headwater.spark.pipelines.documents import encoded
 from headwater.spark.pipelines.folders import PipelineFolder
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from headwater.spark.writing import publishing
 from headwater.spark.writing.spreading import TopicTargets
 from headwater.spark.writing.staging import StagedWrite, StagingArea
 from headwater.store import Store
-from headwater.views import filling
-from headwater.views.filling import PipelineBatch
+from headwater.views import pipeline_binder
+from headwater.views.encoding import document_id, encode
 from headwater.views.pipeline import Pipeline
+from headwater.views.pipeline_binder import PipelineBatch
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import DataType
+ID = "_id"
+_PLAIN = ("string", "boolean", "byte", "short", "integer", "long", "float", "double", "binary", "timestamp", "void")
 
 
 class StreamWrites:
@@ -43,10 +47,10 @@ class PipelineWriter(Protocol):
         """Raise what can be told before anything is computed."""
 
     def write(self, frame: DataFrame, run: str) -> int | None:
-        """All rows, durable when it returns; how many, None if a run of this name has written them before."""
+        """Write all rows, durably; return how many, None if a run of this name has written them before."""
 
     def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:
-        """What writes each batch of a stream, durable when it is over."""
+        """Return the writer of a stream, which makes each batch durable."""
 
     def settle(self, run: str) -> None:
         """Finish the incomplete output of an abandoned run."""
@@ -75,7 +79,7 @@ class ToTopic:
             self._staging = self._options["staging"] = str(directory / "staging")
 
     def check(self) -> None:
-        """The topic is made, so that it is there also if no row comes."""
+        """Create the topic, so that it exists even without rows."""
         with open_place(self._address) as hw:
             _ = TopicTargets(hw, None)[self._options["topic"]]
 
@@ -133,16 +137,18 @@ class ToBinder:
 
     def check(self) -> None:
         with self._open() as hw:
-            filling.check_free(hw, self._binder, self._pipeline)
+            pipeline_binder.check_free(hw, self._binder, self._pipeline)
 
     def write(self, frame: DataFrame, run: str) -> int | None:
         with self._open() as hw:
-            return filling.replace(hw, self._binder, PipelineBatch(self._pipeline, run), encoded(frame), self._indexes)
+            return pipeline_binder.replace(
+                hw, self._binder, PipelineBatch(self._pipeline, run), encoded(frame), self._indexes
+            )
 
     def stream(self, frame: DataFrame, run: str, batches: StreamWrites) -> DataStreamWriter:
         def write(rows: DataFrame, number: int) -> int | None:
             with self._open() as hw:
-                return filling.put(
+                return pipeline_binder.put(
                     hw, self._binder, PipelineBatch(self._pipeline, run, number), encoded(rows), self._indexes
                 )
 
@@ -189,3 +195,54 @@ class ToParquet:
         if missing:
             raise Invalid(f"partition_by names {min(missing)!r}, but the columns are {', '.join(frame.columns)}")
         frame.write.partitionBy(*self._columns).parquet(path.as_uri())
+
+
+def encoded(frame: DataFrame) -> Iterator[tuple[str, bytes]]:
+    """Return the id and the BSON of each row, in no order. Raises Invalid for columns that documents cannot have.
+
+    A date becomes text, because a document knows moments only.
+    """
+    from pyspark.sql import functions as f
+
+    if ID not in frame.columns:
+        there = ", ".join(frame.columns)
+        raise Invalid(f"documents need a column {ID}; the columns are {there}", hint=f"as in .alias({ID!r})")
+    columns = []
+    for field in frame.schema:
+        as_text = field.name == ID or field.dataType.typeName() == "date"
+        column = f.col(f"`{field.name}`")
+        columns.append(column.cast("string").alias(field.name) if as_text else column)
+        if not as_text:
+            _check(field.name, field.dataType)
+    rows = frame.select(*columns).mapInArrow(_encode, "id string, data binary")
+    return ((row.id, bytes(row.data)) for row in rows.toLocalIterator(prefetchPartitions=True))
+
+
+def _check(name: str, type: DataType) -> None:
+    """Raise Invalid for a type that a document has not, at any depth."""
+    found: Any = type
+    if found.typeName() == "array":
+        _check(name, found.elementType)
+    elif found.typeName() == "struct":
+        for field in found:
+            _check(f"{name}.{field.name}", field.dataType)
+    elif found.typeName() not in _PLAIN:
+        hint = "cast it, to bigint, double or string" if found.typeName() == "decimal" else "cast it to string"
+        raise Invalid(f"a document cannot store column {name!r} of type {found.simpleString()}", hint=hint)
+
+
+def _encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Encode rows as documents; runs in a task."""
+    import pyarrow as pa
+
+    for batch in batches:
+        rows = batch.to_pylist()
+        ids = [_checked(row.pop(ID)) for row in rows]
+        yield pa.record_batch({"id": pa.array(ids, pa.string()), "data": pa.array(map(encode, rows), pa.binary())})
+
+
+def _checked(id: Any) -> str:
+    found = document_id(id)
+    if found is None:
+        raise Invalid(f"a row has no {ID}", hint=f"filter such rows: where {ID} is not null")
+    return found

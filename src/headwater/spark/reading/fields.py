@@ -1,8 +1,9 @@
-"""The fields of JSON or BSON data as columns of Arrow, parsed before they cross to the JVM. Needs no JVM.
+"""Reads fields of JSON or BSON data as columns of Arrow, before they cross to the JVM. Needs no JVM.
 
-A chunk of clean JSON goes through Arrow's own parser, as lines. What that does not take (one event in which a field has
-another type is enough) is halved until the chunk is small, and then decoded event by event, by the rules of `values`:
-both give the same. Data that cannot be parsed has no fields; a value that does not fit its type is null.
+A chunk of JSON is decoded at once by msgspec, which skips all fields that the schema does not name. If an event in it
+does not parse, the chunk is halved until it is small, and its events are then decoded one by one. A column whose values
+have one plain type goes to Arrow as it is; any other is converted value by value, by the rules of `values`. Data that
+cannot be parsed has no fields; a value that does not fit its type is null.
 
 A column of the name `by.name` is the field `name` of the object `by`; a first part `data` only says that it is a field
 of the data, where a column of the log has the name: `data.type`.
@@ -10,18 +11,18 @@ of the data, where a column of the log has the name: `data.type`.
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.errors import Invalid
@@ -38,18 +39,17 @@ Mode = Literal["permissive", "failfast"]
 Where = Callable[[int], str]
 """Names the event in a row, for an error."""
 
+_Get = Callable[[str], Callable[[Any], Any]]
+"""Makes the function that gets a field of the top level of a document."""
+
 EXACT_ROWS = 1024  # of a chunk that is not halved any more when it does not parse
 CHUNK_BYTES_MAX = 64 * 1024 * 1024  # that are joined and parsed at once
 _OPEN, _CLOSE = ord("{"), ord("}")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_Number = float | bool | str | list[Any] | dict[str, Any] | None
+"""Any JSON, with every number as a float: the one type whose values would otherwise be made decimals first."""
 
-
-class _Object(msgspec.Struct):
-    """Any object, of which nothing is kept."""
-
-
-_objects = msgspec.json.Decoder(_Object).decode_lines
 _decode_json = msgspec.json.Decoder(float_hook=Decimal).decode
-_Failed = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
 def path_of(name: str) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def path_of(name: str) -> tuple[str, ...]:
 
 
 def reader(schema: StructType, mode: Mode = "permissive") -> FieldReader:
-    """What reads the fields that a schema names, which has no others. Raises Invalid for types that data cannot have.
+    """Return a reader of the fields that a schema names. Raises Invalid for types that data cannot have.
 
     With the mode `failfast`, an event whose data or field does not fit raises an error that names it.
     """
@@ -102,10 +102,11 @@ class FieldReader:
         self._strict = mode == "failfast"
         unfit = _refuse if self._strict else _drop
         self._converters = [values.converter(field.type, unfit) for field in fields]
-        self._parsers = [_Parser(group) for group in _apart(fields)] if all(map(_is_parsable, fields)) else []
+        self._slots = {name: f"slot{number}" for number, name in enumerate({field.path[0]: None for field in fields})}
+        self._decode = msgspec.json.Decoder(self._row_type(), float_hook=Decimal).decode_lines
 
     def of(self, batches: Sequence[EventBatch]) -> list[pa.ChunkedArray[Any]]:
-        """The fields of all events of some batches, in order. One whose data is too large to be here has none."""
+        """Return the fields of all events of some batches, in order. Data that is too large to be here has none."""
         chunks: list[list[pa.Array[Any]]] = [[] for _ in self._fields]
         for content, group in groupby(batches, key=lambda batch: batch.piece.batch.content):
             run = list(group)
@@ -123,30 +124,51 @@ class FieldReader:
             return [pa.nulls(len(data), field.type) for field in self._fields]
         if data.null_count:
             return self._around_nulls(content, data, where)
-        pieces = [
-            self._exact(decode(part), lo, where) if found is None else found
-            for lo, part, found, decode in self._pieces(content, data)
-        ]
+        if content == "bson":
+            return self.of_documents(_bson(data), where)
+        pieces = [self._columns(rows, get, lo, where) for lo, rows, get in self._decoded(data)]
         return [pa.concat_arrays(list(chunks)) for chunks in zip(*pieces, strict=True)]
 
     def of_documents(self, documents: list[Any], where: Where = str) -> list[pa.Array[Any]]:
         """Return the fields of documents that were decoded before."""
-        return self._exact(documents, 0, where)
+        return self._columns(documents, _member, 0, where)
 
-    def _pieces(self, content: str, data: pa.BinaryArray) -> Iterator[tuple[int, Any, Any, Any]]:
-        """Yield the data in parts, with what Arrow's parser has found in each, or with what decodes it."""
-        if content == "bson" or not self._parsers:
-            yield 0, data, None, _bson if content == "bson" else _json
-            return
+    def _row_type(self) -> type[msgspec.Struct]:
+        """Return a type with the wanted fields of the top level, so that the decoder skips all others."""
+        types: dict[str, Any] = dict.fromkeys(self._slots, _Number)
+        for field in self._fields:
+            if len(field.path) > 1 or not pa.types.is_floating(field.type):
+                types[field.path[0]] = Any
+        slots = [(slot, types[name], None) for name, slot in self._slots.items()]
+        return msgspec.defstruct("_Row", slots, rename={slot: name for name, slot in self._slots.items()}, gc=False)
+
+    def _decoded(self, data: pa.BinaryArray) -> Iterator[tuple[int, list[Any], _Get]]:
+        """Yield the data in parts: the first row of each, its documents, and the function that gets a field of one."""
         waiting = [(0, data)]
         while waiting:
             lo, part = waiting.pop()
-            found = self._quickly(part)
-            half = len(part) // 2
-            if found is None and len(part) > EXACT_ROWS:
+            rows = self._rows(part)
+            if rows is not None:
+                yield lo, rows, self._slot
+            elif len(part) > EXACT_ROWS:
+                half = len(part) // 2
                 waiting += [(lo + half, part.slice(half)), (lo, part.slice(0, half))]
             else:
-                yield lo, part, found, _json
+                yield lo, _json(part), _member
+
+    def _rows(self, data: pa.BinaryArray) -> list[Any] | None:
+        """Return all events, decoded at once; None if one of them may not be an object of valid JSON."""
+        lines = _lines(data) if data.nbytes <= CHUNK_BYTES_MAX else None
+        if lines is None:
+            return None
+        try:
+            rows = self._decode(lines)
+        except (ValueError, RecursionError):  # invalid JSON is a ValueError, too
+            return None
+        return rows if len(rows) == len(data) else None
+
+    def _slot(self, name: str) -> Callable[[Any], Any]:
+        return attrgetter(self._slots[name])
 
     def _around_nulls(self, content: str, data: pa.BinaryArray, where: Where) -> list[pa.Array[Any]]:
         present: Any = data.is_valid().to_numpy(zero_copy_only=False)
@@ -157,36 +179,35 @@ class FieldReader:
         places = pa.array(np.cumsum(present) - 1, mask=~present)
         return [column.take(places) for column in found]
 
-    def _quickly(self, data: pa.BinaryArray) -> list[pa.Array[Any]] | None:
-        """All fields by Arrow's parser; None where that does not take the data, or would not see that it is wrong."""
-        lines = _lines(data) if data.nbytes <= CHUNK_BYTES_MAX else None
-        if lines is None:
-            return None
-        found: dict[str, pa.Array[Any]] = {}
-        try:
-            for parser in self._parsers:
-                found |= parser.parse(lines, len(data))
-        except _Failed:
-            return None
-        return [found[name] for name in self.names]
-
-    def _exact(self, documents: list[Any], lo: int, where: Where) -> list[pa.Array[Any]]:
-        if self._strict:
+    def _columns(self, documents: list[Any], get: _Get, lo: int, where: Where) -> list[pa.Array[Any]]:
+        """Return the fields of documents, the first of which is in row `lo`."""
+        if self._strict and get is _member:
             for row, document in enumerate(documents):
                 if not isinstance(document, dict):
                     raise _failure(where(lo + row), "its data is not an object that can be parsed")
         columns = []
         for field, convert in zip(self._fields, self._converters, strict=True):
-            row = 0
-            found: list[Any] = [None] * len(documents)
-            try:
-                for row, value in enumerate(_at(documents, field.path)):
-                    if value is not None:
-                        found[row] = convert(value)
-            except _FieldMismatch as error:
-                raise _failure(where(lo + row), f"the field {field.name!r} {error}") from None
-            columns.append(pa.array(found, field.type))
+            found = list(map(get(field.path[0]), documents))
+            for part in field.path[1:]:
+                found = list(map(_member(part), found))
+            column = values.plain_array(found, field.type)
+            columns.append(_converted(found, field, convert, lo, where) if column is None else column)
         return columns
+
+
+def _member(name: str) -> Callable[[Any], Any]:
+    return lambda value: value.get(name) if isinstance(value, dict) else None
+
+
+def _converted(found: list[Any], field: _Field, convert: values.Convert, lo: int, where: Where) -> Any:
+    row = 0
+    try:
+        for row, value in enumerate(found):
+            if value is not None:
+                found[row] = convert(value)
+    except _FieldMismatch as error:
+        raise _failure(where(lo + row), f"the field {field.name!r} {error}") from None
+    return pa.array(found, field.type)
 
 
 class _FieldMismatch(Exception):
@@ -219,7 +240,7 @@ def _json(data: Any) -> list[Any]:
 
 
 def _bson(data: Any) -> list[Any]:
-    """The documents; None for what is none. All at once, if the length that each of them begins with is its own."""
+    """Return the documents, None for what is none: decoded at once if each begins with its own length."""
     found = codec()
     offsets, bytes_ = _buffers(data)
     lengths = np.diff(offsets)
@@ -243,15 +264,6 @@ def _attempt(decode: Callable[[bytes], Any], data: bytes) -> Any:
         raise
 
 
-def _at(documents: list[Any], path: tuple[str, ...]) -> Iterator[Any]:
-    """What the path leads to in each document; None where it does not."""
-    for document in documents:
-        found = document
-        for part in path:
-            found = found.get(part) if isinstance(found, dict) else None
-        yield found
-
-
 def _buffers(data: Any) -> tuple[Any, Any]:
     """Return the places of an array of bytes, and the bytes that they are in."""
     _, offsets, content = data.buffers()
@@ -263,9 +275,8 @@ def _lines(data: Any) -> bytes | None:
     """Return all data with a newline behind each; None where that could be read as something else than it was.
 
     Each event begins with a brace and ends with one, so that nothing but the end of an object stands before a newline,
-    and nothing but a beginning behind it: no two events make one object, whatever they are. Whether one of them makes
-    two, or is no JSON, a decoder tells that builds nothing. Never give Arrow's parser anything else: a `null` outside
-    of objects makes it write where it must not, which ends the process, at once or later.
+    and nothing but a beginning behind it: no two events make one object, whatever they are. What is skipped while
+    decoding must be text, too: it is valid UTF-8 and has no escaped surrogates, of which one alone would not be.
     """
     if not _braced(data):
         try:
@@ -278,14 +289,11 @@ def _lines(data: Any) -> bytes | None:
     places, content = _buffers(joined)
     text: bytes = content[: places[-1]].tobytes()
     whole = [None, pa.py_buffer(places[[0, -1]].astype(np.int32).tobytes()), pa.py_buffer(text)]
-    try:  # the parser does not look at the encoding
+    try:
         pa.Array.from_buffers(pa.string(), 1, whole).validate(full=True)
     except pa.ArrowInvalid:
         return None
-    try:
-        return text if len(_objects(text)) == len(data) else None
-    except (ValueError, RecursionError):  # that it is no JSON is a ValueError, too
-        return None
+    return None if _SURROGATE.search(text) else text
 
 
 def _braced(data: Any) -> bool:
@@ -293,99 +301,3 @@ def _braced(data: Any) -> bool:
     if not len(data) or (np.diff(offsets) < 2).any():
         return False
     return bool((content[offsets[:-1]] == _OPEN).all() and (content[offsets[1:] - 1] == _CLOSE).all())
-
-
-def _apart(fields: Sequence[_Field]) -> list[list[_Field]]:
-    """Return the fields in groups, in none of which one lies within another: each can be read in one go."""
-    groups: list[list[_Field]] = []
-    for field in fields:
-        for group in groups:
-            if not any(_within(field.path, other.path) or _within(other.path, field.path) for other in group):
-                group.append(field)
-                break
-        else:
-            groups.append([field])
-    return groups
-
-
-def _within(path: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return path[: len(other)] == other
-
-
-class _Parser:
-    """Arrow's parser for fields of which none lies within another."""
-
-    def __init__(self, fields: Sequence[_Field]) -> None:
-        self._fields = fields
-        tree: dict[str, Any] = {}
-        for field in fields:
-            place = tree
-            for part in field.path[:-1]:
-                place = place.setdefault(part, {})
-            place[field.path[-1]] = _parsed_as(field.type)
-        self._options = pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(list(_tree_type(tree))), unexpected_field_behavior="ignore"
-        )
-
-    def parse(self, lines: bytes, rows: int) -> dict[str, pa.Array[Any]]:
-        """Return each field by its name. Raises one of `_Failed`, or gives what `values` gives."""
-        table = pyarrow.json.read_json(
-            io.BytesIO(lines),
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            parse_options=self._options,
-        )
-        if table.num_rows != rows:
-            raise ValueError("some data is several objects")
-        return {field.name: self._found(table, field) for field in self._fields}
-
-    @staticmethod
-    def _found(table: pa.Table, field: _Field) -> Any:
-        found: Any = table.column(field.path[0]).combine_chunks()
-        for part in field.path[1:]:
-            found = pc.struct_field(found, part)
-        if "decimal" in str(field.type):
-            found.validate(full=True)  # the parser does not count digits
-        return _finished(found, field.type)
-
-
-def _tree_type(tree: dict[str, Any]) -> pa.StructType:
-    return pa.struct([(name, _tree_type(below) if isinstance(below, dict) else below) for name, below in tree.items()])
-
-
-def _is_parsable(field: _Field) -> bool:
-    """Return whether Arrow's parser has the type: it has no maps."""
-    return "map<" not in str(field.type)
-
-
-def _parsed_as(type: Any) -> Any:
-    """Return the type that is asked of Arrow's parser: text for what it would read otherwise than we do."""
-    types = pa.types
-    if types.is_struct(type):
-        return pa.struct([pa.field(member.name, _parsed_as(member.type)) for member in type])
-    if types.is_list(type):
-        return pa.list_(type.value_field.with_type(_parsed_as(type.value_type)))
-    if types.is_timestamp(type) or types.is_date(type) or types.is_binary(type):
-        return pa.string()
-    return pa.float64() if types.is_float32(type) else type
-
-
-def _finished(array: Any, type: Any) -> Any:
-    """What was parsed, in the type that is wanted. Raises one of `_Failed` where a value does not fit."""
-    types = pa.types
-    if array.type == type:
-        return array
-    if types.is_struct(type):
-        members = [_finished(array.field(number), member.type) for number, member in enumerate(type)]
-        return pa.StructArray.from_arrays(members, fields=list(type), mask=array.is_null())
-    if types.is_list(type):
-        found = _finished(array.values, type.value_type)
-        return pa.ListArray.from_arrays(array.offsets, found, type=type, mask=array.is_null())
-    if types.is_timestamp(type):
-        return values.instants(array, type.tz is not None)
-    if types.is_binary(type):
-        texts = array.to_pylist()
-        return pa.array([None if text is None else values.from_base64(text) for text in texts], type)
-    found = array.cast(type)
-    if types.is_float32(type) and pc.any(pc.is_inf(found)).as_py():
-        raise ValueError("a number is too large")
-    return found

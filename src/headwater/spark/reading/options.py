@@ -56,7 +56,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int | None = None
 
     def chosen(self, there: Iterable[str]) -> list[str]:
-        """The topics that are meant, sorted: those with a name, there or not, and those there that a pattern fits."""
+        """Return the selected topics, sorted: the named ones, existing or not, and those that match a pattern."""
         plain = {name for name in self.topics if not is_pattern(name)}
         patterns = [_pattern(name) for name in self.topics if is_pattern(name)]
         return sorted(plain.union(name for name in there if any(each.fullmatch(name) for each in patterns)))
@@ -68,7 +68,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(given: Mapping[str, str], known: tuple[str, ...] = READ) -> SourceOptions:
-    """The options of a read, or with `STREAM` of a stream. Raises Invalid for any that is unknown or means nothing."""
+    """Return the options of a read, or with `STREAM` of a stream. Raises Invalid for unknown or invalid ones."""
     options = {name.lower(): value for name, value in given.items()}
     check_names(given, known)
     address = options.get("path", "").strip()
@@ -128,7 +128,7 @@ def _position(name: str, text: str, read: SourceOptions) -> Start:
 
 
 def _offsets(name: str, text: str, read: SourceOptions) -> Offsets:
-    """Offsets by partition, of the one topic that is read, or by topic and partition."""
+    """Parse offsets by partition, of the one topic that is read, or by topic and partition."""
     given: dict[str, int | dict[str, int]] = _json(name, text, dict[str, int | dict[str, int]])
     by_topic = {topic: offsets for topic, offsets in given.items() if isinstance(offsets, dict)}
     if not by_topic:

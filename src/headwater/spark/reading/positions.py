@@ -34,13 +34,13 @@ Positions: TypeAlias = dict[str, TopicProgress]
 
 
 def told(positions: Positions) -> dict[str, Any]:
-    """The same for Spark, in the order that it always has."""
+    """Return positions as Spark stores them, always in the same order."""
     found: dict[str, Any] = msgspec.to_builtins({topic: positions[topic] for topic in sorted(positions)})
     return found
 
 
 def understood(given: Mapping[str, Any]) -> Positions:
-    """What Spark was told before; raises Invalid for what is from another source."""
+    """Return positions that Spark has stored; raises Invalid for those of another source."""
     try:
         return msgspec.convert(given, Positions)
     except msgspec.ValidationError as error:
@@ -48,7 +48,7 @@ def understood(given: Mapping[str, Any]) -> Positions:
 
 
 def latest(before: Positions, there: Mapping[str, TopicInfo], *, fail_on_data_loss: bool = True) -> Positions:
-    """All that is durable now, in the topics of before and in those that are new, which begin with their oldest event.
+    """Return the durable ends of all topics, the new ones included, which begin with their oldest event.
 
     Raises Conflict with the code `topic_remade` for a topic that is another one now, and NotFound for one that is gone,
     unless losses are allowed.
@@ -77,7 +77,7 @@ def begun(before: Positions, after: Positions) -> dict[str, list[int]]:
 
 
 def within_events(before: Positions, after: Positions, events_max: int) -> Positions:
-    """As far as so many events take it, of each partition in proportion to what waits there."""
+    """Return the positions after so many events, of each partition in proportion to its backlog."""
     starts = begun(before, after)
     counts = [
         end - start for topic, reached in after.items() for start, end in zip(starts[topic], reached.end, strict=True)
@@ -92,7 +92,7 @@ def within_events(before: Positions, after: Positions, events_max: int) -> Posit
 def within_bytes(
     hw: Store, before: Positions, after: Positions, there: Mapping[str, TopicInfo], bytes_max: int
 ) -> Positions:
-    """As far as about so many bytes of the log take it, at least one batch; cut between batches."""
+    """Return the positions after about so many bytes of the log, at least one batch; cut between batches."""
     starts = begun(before, after)
     near = {topic: _near(starts[topic], reached, there.get(topic), bytes_max) for topic, reached in after.items()}
     waiting = [

@@ -1,4 +1,4 @@
-"""Reads the batches of the splits that were planned for a task. Needs no Spark.
+"""The splits that a task of a batch or a stream reads, and how it reads them.
 
 A split is a range of offsets of one partition, whose ends are pinned when the job is planned. Batches are put together
 to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.
@@ -6,28 +6,35 @@ to `ROWS_MAX` rows, because crossing to the JVM costs as much for a small one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
+from pyspark.sql.datasource import InputPartition
 
 from headwater.errors import Conflict, NotFound
 from headwater.format.events import with_data
 from headwater.format.names import log_uuid, node_of
 from headwater.info import Split
 from headwater.limits import COLUMN_DATA_BYTES_MAX
-from headwater.spark.session import ROWS_MAX
+from headwater.spark.session import ROWS_MAX, open_place
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from headwater.format.events import EventBatch
+    from headwater.spark.reading.options import SourceOptions
+    from headwater.spark.reading.shaping import RowShape
     from headwater.store import Store
 
+
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # of one Arrow batch: a few huge events are not kept together
+TASK_BYTES_MIN = 4 * 1024 * 1024  # smaller splits are read by one task together: starting one costs more than they do
 
 
 class EventFilter(msgspec.Struct, frozen=True):
-    """Which events of a split are read; everything by default."""
+    """A filter of the events of a split; everything by default."""
 
     type: str | None = None
     key: bytes | None = None
@@ -57,7 +64,7 @@ def pieces(
     fail_on_data_loss: bool = True,
     data: bool = True,
 ) -> Iterator[list[EventBatch]]:
-    """The wanted batches of several splits, one after the other, gathered; those of huge events with their `data`.
+    """Yield the wanted batches of several splits in order, gathered; those of huge events with their `data`.
 
     Raises NotFound with the code `offset_gone` where retention has come in between, unless losses are allowed, and
     Conflict with the code `topic_remade` if a topic was deleted and made again.
@@ -115,7 +122,7 @@ def _stored(hw: Store, split: Split, wanted: EventFilter) -> Iterator[EventBatch
 
 
 def _gathered(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
-    """Batches together, up to what is worth a crossing."""
+    """Yield batches together, up to the size of one Arrow batch."""
     gathered: list[EventBatch] = []
     rows = size = 0
     for batch in batches:
@@ -127,3 +134,36 @@ def _gathered(batches: Iterable[EventBatch]) -> Iterator[list[EventBatch]]:
         size += batch.size
     if gathered:
         yield gathered
+
+
+class ReadTask(InputPartition):
+    """The splits that one task reads."""
+
+    def __init__(self, pieces: Sequence[PlannedSplit]) -> None:
+        super().__init__(None)
+        self.pieces = pieces
+
+
+def read_tasks(pieces: Iterable[PlannedSplit]) -> list[InputPartition]:
+    """Return a task for each split, or for several small ones that follow each other."""
+    gathered: list[list[PlannedSplit]] = []
+    size = 0
+    for piece in pieces:
+        if not gathered or size + piece.split.bytes > TASK_BYTES_MIN:
+            gathered.append([])
+            size = 0
+        gathered[-1].append(piece)
+        size += piece.split.bytes
+    return [ReadTask(each) for each in gathered]
+
+
+def read_task(
+    read: SourceOptions, wanted: EventFilter, shape: RowShape, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows of a task; none for the empty task that Spark makes if there is nothing to read."""
+    if not isinstance(partition, ReadTask):
+        return
+    with open_place(read.address) as hw:
+        loss, data = read.fail_on_data_loss, shape.has_data
+        for gathered in pieces(hw, partition.pieces, wanted, fail_on_data_loss=loss, data=data):
+            yield from shape.batches(gathered)

@@ -23,12 +23,12 @@ from pyspark.sql.streaming.datasource import (
 from headwater.address import kind_of
 from headwater.errors import NotFound
 from headwater.info import TopicInfo
-from headwater.spark.places import open_place
-from headwater.spark.reading import parts, planning, positions
+from headwater.spark.reading import planning, positions, scan
 from headwater.spark.reading.options import SourceOptions
 from headwater.spark.reading.positions import Positions, TopicProgress
 from headwater.spark.reading.scan import PlannedSplit, remade
 from headwater.spark.reading.shaping import RowShape
+from headwater.spark.session import open_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,14 +93,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._last is None else positions.told(self._last)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The parts of exactly what lies between. Raises NotFound where retention has been, unless that is allowed."""
+        """Return the tasks for exactly this range. Raises NotFound if retention has deleted a part, unless allowed."""
         before, after = positions.understood(start), positions.understood(end)
         starts = positions.begun(before, after)
         found = [piece for topic, reached in after.items() for piece in self._pieces(topic, starts[topic], reached)]
-        return parts.parts(found)
+        return scan.read_tasks(found)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the last one may never come."""
+        """Do nothing: the last commit may never come."""
 
     def stop(self) -> None:
         """Let go of the log."""
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one part."""
-        return parts.read(self._read, self._read.wanted, self._shape, partition)
+        return scan.read_task(self._read, self._read.wanted, self._shape, partition)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_hw": None}
@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _lost(self, topic: str, uuid: str, number: int, end: int) -> None:
-        """A position of before is not there: an older state of the log was restored, or it is another topic."""
+        """Return the error for a missing position: an older state of the log was restored, or it is another topic."""
         if self._open().describe(topic).uuid != uuid:
             raise remade(topic)
         if self._read.fail_on_data_loss:

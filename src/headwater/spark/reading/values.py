@@ -1,17 +1,20 @@
-"""Converts values of JSON or BSON data to types of Arrow: the exact rules, one value at a time. Needs no Spark.
+"""Converts values of JSON or BSON data to types of Arrow: the exact rules. Needs no Spark.
 
-`fields` reads whole chunks with Arrow's parser, and takes these rules where that does not understand a chunk. Texts of
-times and dates go through the same functions of Arrow in both, so that they mean the same.
+A converter takes one value at a time. `plain_array` takes a column of which all values have the one plain type that
+needs no rules; times and dates go through the same functions of Arrow in both, so that they mean the same.
 """
 
 from __future__ import annotations
 
 import binascii
+import builtins
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from functools import lru_cache
+from itertools import chain
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -31,10 +34,12 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.AS
 _DIGITS_MAX = 400  # before the point of a number that is made an int: no type has so many
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = _EPOCH.resolution
+_PLAIN = {pa.string(): str, pa.bool_(): bool, pa.float64(): float}
+_PLAIN |= dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), int)
 
 
 def converter(type: Any, unfit: Unfit) -> Convert:
-    """The function from a value that is not null to what `pa.array` takes for this type. Raises Invalid for others."""
+    """Return the function from a value to what `pa.array` takes for this type. Raises Invalid for other types."""
     types = pa.types
     for is_nested, make in ((types.is_struct, _struct), (types.is_list, _list), (types.is_map, _map)):
         if is_nested(type):
@@ -46,6 +51,53 @@ def converter(type: Any, unfit: Unfit) -> Convert:
         return unfit(value, type) if found is None else found
 
     return checked
+
+
+def plain_array(found: list[Any], type: Any) -> Any:
+    """Return values of the plain type of a column as an array, nulls included; None if the exact rules must decide."""
+    kinds = set(map(builtins.type, found)) - {NoneType}
+    if not kinds:
+        return pa.nulls(len(found), type)
+    types = pa.types
+    array: Any = None
+    try:
+        if kinds == {_PLAIN.get(type)} or (types.is_decimal(type) and kinds <= {int, Decimal}):
+            array = pa.array(found, type)
+        elif kinds == {str} and types.is_timestamp(type):
+            array = instants(pa.array(found, pa.string()), type.tz is not None)
+        elif kinds == {str} and types.is_date(type):
+            array = pa.array(found, pa.string()).cast(type)
+        elif kinds == {float} and types.is_float32(type):
+            single = pa.array(found, pa.float64()).cast(type)
+            array = None if pc.any(pc.is_inf(single)).as_py() else single
+        elif kinds == {list} and types.is_list(type):
+            array = _plain_lists(found, type)
+        elif kinds == {dict} and types.is_struct(type):
+            array = _plain_structs(found, type)
+    except (pa.ArrowInvalid, OverflowError):
+        pass
+    return array
+
+
+def _plain_lists(found: list[list[Any] | None], type: Any) -> Any:
+    elements = plain_array(list(chain.from_iterable(filter(None, found))), type.value_type)
+    if elements is None:
+        return None
+    offsets: Any = pa.array(np.cumsum([0, *(len(each or ()) for each in found)]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, elements, type=type, mask=_nulls(found))
+
+
+def _plain_structs(found: list[dict[str, Any] | None], type: Any) -> Any:
+    members = [
+        plain_array([None if each is None else each.get(field.name) for each in found], field.type) for field in type
+    ]
+    if any(member is None for member in members):
+        return None
+    return pa.StructArray.from_arrays(members, fields=list(type), mask=_nulls(found))
+
+
+def _nulls(found: list[Any]) -> Any:
+    return pa.array([each is None for each in found], pa.bool_())
 
 
 def _simple(type: Any) -> Convert:
@@ -168,7 +220,7 @@ def _decimal(value: Any, precision: int, scale: int) -> Decimal | None:
 
 
 def _text(value: Any) -> str | None:
-    """Text as it is, and anything else as JSON: a field that has several kinds of values over time is text."""
+    """Return text as it is, and anything else as JSON: a field whose values have several types is text."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, dict | list | int | float | Decimal):
@@ -187,7 +239,7 @@ _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=_other).encode
 
 
 def _instant(value: Any, zoned: bool) -> int | None:
-    """Microseconds since 1970, of a time of BSON or a text in ISO 8601."""
+    """Return microseconds since 1970, of a time of BSON or a text in ISO 8601."""
     if isinstance(value, str):
         return _instant_of(value, zoned)
     if isinstance(value, datetime):
@@ -208,7 +260,7 @@ def _instant_of(text: str, zoned: bool) -> int | None:
 
 
 def instants(texts: Any, zoned: bool) -> Any:
-    """Texts in ISO 8601 as times; UTC where they have no zone. Raises ArrowInvalid where one is no such text."""
+    """Return texts in ISO 8601 as times; UTC where they have no zone. Raises ArrowInvalid for other texts."""
     type = pa.timestamp("us", "UTC") if zoned else pa.timestamp("us")
     try:
         return texts.cast(type)
@@ -239,7 +291,7 @@ def _date_of(text: str) -> int | None:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Bytes of BSON, or a text in base64."""
+    """Return the bytes of a BSON value, or of a text in base64."""
     if isinstance(value, bytes):
         return bytes(value)
     if isinstance(value, str):

@@ -42,7 +42,7 @@ def column(name: str, array: Any) -> Any:
 
 
 def _objects(names: Sequence[str], texts: Sequence[Any], count: int) -> Any:
-    """Objects of fields that are JSON already, where null means that there is none."""
+    """Return objects of fields that are JSON already; a null is left out."""
     pieces: list[Any] = ["{"]
     begun: Any = False  # in which objects there is a field already: in none, in all, or an array that tells
     for name, text in zip(names, texts, strict=True):
@@ -67,7 +67,7 @@ def _name(name: str) -> str:
 
 
 def _writer(name: str, type: pa.DataType) -> Text:  # noqa: PLR0911  # one for each kind of type
-    """What makes JSON of an array of this type."""
+    """Return the function that turns an array of this type into JSON."""
     kinds = pa.types
     if kinds.is_string(type) or kinds.is_large_string(type):
         return _quoted
@@ -103,7 +103,7 @@ def _between(around: str, texts: Any) -> Any:
 
 
 def _quoted(array: Any) -> Any:
-    """Texts with quotes. Most need no escape: one look at all bytes tells, and only those that need one are touched."""
+    """Return texts with quotes. Most need no escape: one pass over all bytes finds those that do."""
     array = array.cast(pa.string())
     if not _harmful(array):
         return _between('"', array)
@@ -146,7 +146,7 @@ def _base64(array: Any) -> Any:
 
 
 def _structs(fields: Sequence[tuple[str, Text]], array: Any) -> Any:
-    """Objects of the fields; what is null in an array that is null itself is not looked at."""
+    """Return objects of the fields of a struct array; nulls stay null."""
     texts = [text(column) for (_, text), column in zip(fields, array.flatten(), strict=True)]
     return _where_valid(array, _objects([name for name, _ in fields], texts, len(array)))
 
@@ -182,7 +182,7 @@ def _where_valid(array: Any, texts: Any) -> Any:
 
 
 def _key_writer(name: str, type: pa.DataType) -> Text:
-    """Keys of objects are texts, whatever they were."""
+    """Return the function that turns keys into the names of members, which are always text."""
     if pa.types.is_string(type) or pa.types.is_large_string(type):
         return _quoted
     if pa.types.is_boolean(type) or pa.types.is_integer(type) or pa.types.is_decimal(type):

@@ -55,7 +55,7 @@ class Layout(msgspec.Struct, frozen=True):
         return cls(names, () if "data" in schema.names else others, content)
 
     def events(self, batches: Sequence[pa.RecordBatch]) -> EventRows:
-        """Rows of a DataFrame as events, in their order."""
+        """Return rows of a DataFrame as events, in their order."""
         table = pa.Table.from_batches([self._events(batch) for batch in batches]).combine_chunks()
         found = {name: table.column(name) for name in WHERE if name in self.names}
         return EventRows(table.select([name for name in EVENT if name in table.schema.names]), **found)

@@ -78,7 +78,7 @@ def publish(
 
 
 def abandon(staging: StagingArea, write: StagedWrite, files: Iterable[str]) -> None:
-    """A run has failed: drop the files that it staged, but what a manifest names, which another run will finish.
+    """Delete the staged files of a failed run, except those that a manifest names: another run publishes them.
 
     Of a write that cannot be run again, everything is deleted.
     """
@@ -94,7 +94,7 @@ def abandon(staging: StagingArea, write: StagedWrite, files: Iterable[str]) -> N
 def _manifest(
     hw: Store, staging: StagingArea, write: StagedWrite, sent: Sequence[PublishedBatch], title: str
 ) -> WriteManifest:
-    """What is to be published; raises if that cannot be, before anything is."""
+    """Return the manifest to publish; raises before anything is published if that is impossible."""
     chunks: dict[tuple[str, int], list[StagedBatch]] = {}
     targets: dict[str, TopicTarget] = {}
     for each in sent:
@@ -205,7 +205,7 @@ def _append(hw: Store, staging: StagingArea, write: StagedWrite, destination: St
 
 
 def _read_all(staging: StagingArea, write: StagedWrite, chunks: Sequence[StagedBatch]) -> Iterator[Batch | None]:
-    """The chunks in order. Of what is far away, the next one is read meanwhile; else that costs more than it saves."""
+    """Yield the chunks in order. From a remote store, the next one is prefetched; locally that does not pay."""
     if not staging.far:
         yield from (_read(staging, write, chunk) for chunk in chunks)
         return

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.address import absolute, is_server, kind_of
 from headwater.errors import Invalid, NotFound
-from headwater.spark.places import open_place
+from headwater.spark.session import open_place
 from headwater.spark.writing import publishing, spreading
 from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import PublishedBatch
@@ -62,7 +62,7 @@ class SinkSettings(msgspec.Struct, frozen=True):
 
 
 def settings(options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkSettings:
-    """What the options say; raises Invalid for what they cannot."""
+    """Return the settings that the options give; raises Invalid for invalid ones."""
     if overwrite:
         raise Invalid(
             "a topic cannot be overwritten",
@@ -153,7 +153,7 @@ class BatchWriter(DataSourceArrowWriter):
     """A batch write. Made in the driver, copied to the tasks."""
 
     def __init__(self, chosen: SinkSettings) -> None:
-        """The topic is made here, so that it is there also if there are no rows."""
+        """Create the topic, so that it exists even without rows."""
         self._chosen = chosen
         transaction = chosen.transaction
         self._write = StagedWrite.once() if transaction is None else StagedWrite.of_transaction(transaction)
@@ -162,15 +162,15 @@ class BatchWriter(DataSourceArrowWriter):
                 _ = TopicTargets(hw, chosen.partitions)[chosen.topic]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:  # type: ignore[override]  # as writers of Arrow are
-        """In a task: stage its rows."""
+        """Stage the rows of a task; runs in the task."""
         return stage(self._chosen, self._write, iterator, _task().partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver, when all tasks are done: publish."""
+        """Publish when all tasks are done; runs in the driver."""
         _publish(self._chosen, self._write, messages, self._chosen.transaction or "")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """In the driver, when a task has failed for good, or publishing: drop what is of no use."""
+        """Delete staged files after a task or publishing has failed for good; runs in the driver."""
         _abandon(self._chosen, self._write, messages)
 
 
@@ -181,7 +181,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._chosen = chosen
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:  # type: ignore[override]  # as writers of Arrow are
-        """In a task: stage its rows, under the query and the batch that Spark runs it for."""
+        """Stage the rows of a task, under the query and the batch that Spark runs it for."""
         task = _task()
         query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
         if query is None or batch is None:
@@ -189,12 +189,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage(self._chosen, StagedWrite.of_query(query, int(batch)), iterator, task.partitionId() + int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """In the driver: publish a batch."""
+        """Publish a batch; runs in the driver."""
         for write in _writes(messages, batchId):
             _publish(self._chosen, write, messages, "")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """In the driver: drop what the tasks of a failed batch have staged."""
+        """Delete the staged files of a failed batch; runs in the driver."""
         for write in _writes(messages, batchId):
             _abandon(self._chosen, write, messages)
 

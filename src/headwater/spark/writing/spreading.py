@@ -133,7 +133,7 @@ def _named(topic: str | None) -> str:
 
 
 def _by_partition(events: EventRows, target: TopicTarget, turn: int) -> Iterator[tuple[int, pa.Table]]:
-    """As append does it: by the column `partition`, else by the hash of the key, else in turn."""
+    """Split events as append does: by the column `partition`, else by the hash of the key, else in turn."""
     where = _partitions(events, target, turn)
     if isinstance(where, int):
         yield where, events.table

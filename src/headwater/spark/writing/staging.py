@@ -68,7 +68,7 @@ class StagedWrite(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What its manifest is called, and what the names of its files begin with."""
+        """Return the name of its manifest, which is also the prefix of its files."""
         return f"{self.name}.{self.batch:020d}"
 
 
@@ -221,7 +221,7 @@ class _UnsyncedDisk(Disk):
     """Files that need not survive a crash, because their only user does not: nothing is synced."""
 
     def fdatasync(self, _fd: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sync_directory(self, path: Path) -> None:
-        """Nothing."""
+        """Do nothing."""

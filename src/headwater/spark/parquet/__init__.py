@@ -1,1 +1,0 @@
-"""History as Parquet: archived on Spark, and one table with the live log."""

@@ -1,1 +1,0 @@
-"""SQL and aggregates over topics and binders."""
