@@ -98,7 +98,7 @@ def test_a_scope_that_points_elsewhere_is_refused() -> None:
 def test_what_is_looked_at_without_decoding_raises_nothing_else(raw: bytes) -> None:
     for check in (protocol.decode, protocol.decode_large, protocol.check, protocol.check_depth, protocol.parts):
         assert code_of(raw, check) in ("", "bad_frame")
-    assert code_of(raw, lambda raw: protocol.decode_all([raw, raw])) in ("", "bad_frame")
+    assert code_of(raw, lambda raw: protocol.decode_bodies([raw, raw])) in ("", "bad_frame")
 
 
 @given(mutations(documents), mutations(documents))

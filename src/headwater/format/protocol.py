@@ -23,6 +23,7 @@ LENGTH = struct.Struct("<i")  # of a document, an array, a string
 DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, BOOLEAN, INT32, INT64 = 0x01, 0x02, 0x03, 0x04, 0x05, 0x08, 0x10, 0x12
 UUID_SUBTYPE = 4
 LEVEL_BYTES_MIN = 7  # of one more level of nesting: a type, a name's end, a length, an end
+SHALLOW_BYTES = LEVEL_BYTES_MIN * (FRAME_DEPTH_MAX - 1)  # a frame of so many bytes cannot be nested too deep
 EMPTY = b"\x05\0\0\0\0"
 PIECE_BYTES = 64 * 1024  # that are decoded at once: nobody else has the interpreter meanwhile
 
@@ -62,23 +63,30 @@ def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
     return _type_and_body(_decoded(raw))
 
 
-def decode_all(raws: Sequence[bytes]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the types and the bodies of frames that arrived together, decoded in one call; raises as `decode`.
+def decode_bodies(raws: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the bodies of frames that arrived together, decoded in one call; raises as `decode`.
 
-    The caller cannot know which of them is at fault: it decodes them one by one then.
+    On an error, the caller cannot know which frame is at fault and decodes them one by one. Not all is checked that
+    `decode` checks: `event_of` does the rest.
     """
-    if len(raws) == 1:
-        return [decode(raws[0])]
     for raw in raws:
-        if len(raw) < 5 or _length(raw)[0] != len(raw):  # the others would be read from the wrong place
+        size = len(raw)
+        if size < 5 or _length(raw)[0] != size:  # the others would be read from the wrong place
             raise bad_frame("a document does not end where it says")
-        check_depth(raw)
+        if size > SHALLOW_BYTES:
+            check_depth(raw)
     found = codec()
     try:
-        decoded = found.decode_all(b"".join(raws), found.options)
+        if len(raws) == 1:
+            bodies = [found.decode(raws[0], found.options).get("frame")]
+        else:
+            bodies = [whole.get("frame") for whole in found.decode_all(b"".join(raws), found.options)]
     except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad_frame(f"it is not BSON: {error}") from error
-    return [_type_and_body(whole) for whole in decoded]
+    for body in bodies:
+        if body.__class__ is not dict:
+            raise _no_frame()
+    return bodies  # type: ignore[return-value]  # each is a dict
 
 
 def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:

@@ -155,6 +155,11 @@ class TcpConnection(asyncio.Protocol):
             return
         if self.out.slots and self.out.slots[0].written:
             self.out.slots[0].finish()  # the client was quicker than our loop
+        busy = self.out.slots or self._queue or self._task or self._counted or self.out.full or not self.connected
+        if not busy and len(data) <= UNCOUNTED_BYTES and (raw := self._incoming.only(data)).startswith(EMIT, 4):
+            self._emits.append([raw], len(raw))
+            self._wait_for_more()
+            return
         try:
             self._cut(data)
         except HeadwaterError as error:

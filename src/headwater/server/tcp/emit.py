@@ -20,7 +20,7 @@ from headwater.event import CONTENTS, Content
 from headwater.format import protocol
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
-from headwater.limits import Limits
+from headwater.limits import TYPE_BYTES_MAX, Limits
 from headwater.log.pending import PendingAppend
 from headwater.requests import Append, AppendMany
 from headwater.server import prompt
@@ -44,6 +44,12 @@ NAMES = (
     *("partition", "meta", "durability", "producer", "content"),
 )
 
+_EVENT = b"\x03event\0"  # the type and name of a document `event`
+_BARE_BYTES = len(protocol.encode("EMIT", {"eventType": "", "event": {}})) - 4 - len(protocol.EMPTY)
+_TOPIC_BYTES = len(b"\x02streamName\0\x01\0\0\0\0")
+_KEY_BYTES = len(b"\x02key\0\x01\0\0\0\0")  # as many as of binary data
+_length = protocol.LENGTH.unpack_from
+
 Item = Append | HeadwaterError | bytes
 """What an EMIT of a run asks for, what is wrong with it, or its response if that is known."""
 Piece = PendingAppend | HeadwaterError | bytes
@@ -53,6 +59,42 @@ _log = logging.getLogger("headwater.server")
 
 
 # Decoding
+
+
+def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits) -> Append | None:
+    """Return what `request` returns for an EMIT that has a document, a type, and at most a topic and a key.
+
+    None for any other, also one that is wrong. A field that occurs twice would make the frame longer than its fields
+    are together. The name of the event occurs once in the bytes, so it is found without a look at the other fields.
+    """
+    type, key, count = frame.get("eventType"), frame.get("key"), 2
+    if type.__class__ is not str or frame.get("event").__class__ is not dict:
+        return None
+    encoded = type.encode()  # type: ignore[union-attr]  # it is a string
+    left = len(raw) - _BARE_BYTES - len(encoded)
+    if "streamName" in frame:
+        topic = frame["streamName"]
+        if topic.__class__ is not str:
+            return None
+        left -= _TOPIC_BYTES + len(topic)  # of another length than its bytes: then it is not usual
+        count = 3
+    if key is not None:
+        if key.__class__ is str:
+            key = key.encode()
+        elif key.__class__ is not bytes:
+            return None
+        left -= _KEY_BYTES + len(key)
+        count += 1
+    at = raw.find(_EVENT) + len(_EVENT)
+    if (
+        len(frame) != count
+        or raw.find(_EVENT, at) >= 0
+        or _length(raw, at)[0] != left
+        or len(encoded) > TYPE_BYTES_MAX
+        or (key is not None and len(key) > limits.key_bytes_max)
+    ):
+        return None
+    return Append(topic, raw[at : at + left], "bson", encoded, key)
 
 
 def request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits) -> tuple[Append, int | None]:
@@ -148,7 +190,7 @@ class EmitRun(ResponseSlot):
         self, emitter: Emitter, pieces: list[Piece], left: int, size: int, count: int, way: Way | None
     ) -> None:
         """`left` of the pieces are appends; `way` is None if only the loop may write."""
-        super().__init__(size, count)
+        ResponseSlot.__init__(self, size, count)  # which is done for each EMIT: `super` takes longer
         self.emitter = emitter
         self.pieces = pieces
         self.left = left
@@ -186,6 +228,8 @@ class Emitter:
     def __init__(self, connection: TcpConnection) -> None:
         self._connection = connection
         self._service = connection.service
+        self._topic = connection.service.settings.bus.topic  # of events that name none
+        self._limits = connection.service.backend.limits
 
     def append(self, raws: list[bytes], size: int) -> None:
         """Append the events of frames that have `size` bytes. Ends the connection at a broken one, after the others."""
@@ -204,16 +248,20 @@ class Emitter:
         """Add what frames ask for to the items of their run; returns what is wrong with one that is broken."""
         error: HeadwaterError | None = None
         try:
-            frames = protocol.decode_all(raws)
+            frames = protocol.decode_bodies(raws)
         except HeadwaterError:
             frames, error = _sound(raws)
-        for raw, (_, frame) in zip(raws, frames, strict=False):
-            try:
-                items.append(self._item(raw, frame))
-            except HeadwaterError as wrong:
-                if wrong.code in BROKEN:
-                    return wrong
-                items.append(wrong)
+        topic, limits = self._topic, self._limits
+        for raw, frame in zip(raws, frames, strict=False):
+            item: Item | None = usual_request(raw, frame, topic, limits)
+            if item is None:
+                try:
+                    item = self._item(raw, frame)
+                except HeadwaterError as wrong:
+                    if wrong.code in BROKEN:
+                        return wrong
+                    item = wrong
+            items.append(item)
         return error
 
     async def append_large(self, raw: bytes, frame: dict[str, Any]) -> AnswerSlot:
@@ -222,44 +270,41 @@ class Emitter:
 
     def _item(self, raw: bytes, frame: dict[str, Any]) -> Item:
         """Return what an EMIT asks for; the event of a transaction goes there. Raises what is wrong with it."""
-        service, sessions = self._service, self._connection.sessions
-        found, number = request(raw, frame, service.settings.bus.topic, service.backend.limits)
-        if number is None or (session := sessions.get(number)) is None:
+        found, number = request(raw, frame, self._topic, self._limits)
+        if number is None or (session := self._connection.sessions.get(number)) is None:
             return found
         session.add(found)
         return OK
 
     def _append(self, items: list[Item], size: int) -> None:
         """Append what the EMITs of a run ask for: at once, or after what must be waited for."""
-        connection = self._connection
-        user = self._service.access.known(connection.headers, connection.client)
-        pieces = None if user is None else self._prepared(user, items)
-        if pieces is None:
+        connection, service = self._connection, self._service
+        out = connection.out
+        user = service.access.known(connection.headers, connection.client)
+        try:
+            if user is None:
+                raise _MustWaitError
+            pieces = [self._prepare(user, items[0])] if len(items) == 1 else self._prepared(user, items)
+        except _MustWaitError:
             connection.start(self._wait(items), size, len(items))
             return
-        appends = [piece for piece in pieces if piece.__class__ is PendingAppend]
+        appends: list[Any] = [piece for piece in pieces if piece.__class__ is PendingAppend]
         if not appends:
-            connection.out.fill(connection.out.slot(size, len(items)), _answer(pieces), "EMIT")
+            out.fill(out.slot(size, len(items)), _answer(pieces), "EMIT")
             return
-        way = connection.out.way() if len(pieces) == 1 else None
-        run = EmitRun(self, pieces, len(appends), size, len(items), way)
-        connection.out.place(run)
+        run = EmitRun(self, pieces, len(appends), size, len(items), out.way() if len(pieces) == 1 else None)
+        out.place(run)
         for append in appends:
-            self._service.commits.submit(append, run)
+            service.commits.submit(append, run)
 
-    def _prepared(self, user: User, items: Sequence[Item]) -> list[Piece] | None:
-        """Return the appends of a run, and its responses that are known; None if something must be waited for."""
-        try:
-            if len(items) == 1:
-                return [self._prepare(user, items[0])]
-            pieces: list[Piece] = []
-            for place, some in groupby(items, _place):
-                if place is not None:
-                    pieces += self._merged(user, list(some))
-                else:
-                    pieces += [self._prepare(user, item) for item in some]
-        except _MustWaitError:
-            return None
+    def _prepared(self, user: User, items: Sequence[Item]) -> list[Piece]:
+        """Return the appends of a run, and its responses that are known; raises _MustWaitError."""
+        pieces: list[Piece] = []
+        for place, some in groupby(items, _place):
+            if place is not None:
+                pieces += self._merged(user, list(some))
+            else:
+                pieces += [self._prepare(user, item) for item in some]
         return pieces
 
     def _merged(self, user: User, requests: list[Any]) -> list[Piece]:
@@ -286,7 +331,8 @@ class Emitter:
             return item  # type: ignore[return-value]  # it is an error or a response
         request: Any = item
         try:
-            require(user, APPEND, request.topic)
+            if not user.may(APPEND, request.topic):
+                require(user, APPEND, request.topic)  # raises
             return self._service.backend.prepare(request)
         except HeadwaterError as error:
             if is_missing(error) or len(request.data) > self._service.backend.limits.blob_bytes_min:
@@ -375,12 +421,12 @@ def is_missing(error: BaseException | None) -> bool:
     return isinstance(error, NotFound) and error.code in ("topic_not_found", "topic_deleted")
 
 
-def _sound(raws: Sequence[bytes]) -> tuple[list[tuple[str, dict[str, Any]]], HeadwaterError | None]:
+def _sound(raws: Sequence[bytes]) -> tuple[list[dict[str, Any]], HeadwaterError | None]:
     """Return the frames before the first that is broken, and what is wrong with that."""
     frames = []
     for raw in raws:
         try:
-            frames.append(protocol.decode_large(raw))
+            frames.append(protocol.decode_large(raw)[1])
         except HeadwaterError as error:
             return frames, error
     return frames, None

@@ -38,6 +38,13 @@ class FrameParser:
         self._pieces = bytearray()
         self._needed = 4
 
+    def only(self, data: bytes) -> bytes:
+        """Return the frame that `data` is, without its length; b"" if it is anything else than one whole frame."""
+        size = len(data)
+        if not self._pieces and size > 8 and _unpack(data)[0] == size - 4 <= self._most:
+            return data[4:]
+        return b""
+
     def cut(self, data: bytes) -> Iterable[bytes]:
         """Return the frames that are whole now, without their lengths.
 
