@@ -16,7 +16,7 @@ from headwater.server.http.routes import ROUTES
 from headwater.server.rights import RIGHTS, Right
 from headwater.server.scopes import ACTIONS
 from headwater.server.tcp.connection import _OWN
-from headwater.server.tcp.requests import HANDLERS
+from headwater.server.tcp.handlers import HANDLERS
 from tests.server import people
 from tests.server.process import Server, served
 from tests.server.process import http as client

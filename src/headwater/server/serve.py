@@ -183,7 +183,7 @@ def _protocols(
     if tcp is not None:
         from headwater.server.tcp import emit  # which needs the codec of BSON
         from headwater.server.tcp.connection import TcpConnection
-        from headwater.server.tcp.requests import HANDLERS
+        from headwater.server.tcp.handlers import HANDLERS
 
         connections.service.commits.write_answers(emit.write)
         spoken.append((tcp, "headwater", partial(TcpConnection, connections, HANDLERS)))

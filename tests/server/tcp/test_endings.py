@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.limits import MIB, ServerLimits
-from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import LINGER_S, NEVER, Handler, TcpConnection
-from headwater.server.tcp.parts import ConnectionPart
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.acks import ConnectionPart
+from headwater.server.tcp.connection import LINGER_S, NEVER, TcpConnection
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import response
+from headwater.server.tcp.handlers import Handler
 from tests.server.tcp.driving import Driven, Transport, driven
 from tests.server.tcp.test_order import CONNECT, FRAMES, HANDLERS, Asked, cut, emit
 from tests.server.tcp.wire import frame
@@ -60,11 +61,11 @@ class Noisy(ConnectionPart):
         connection.parts["ACKEV", 1] = self
 
     def resume(self) -> None:
-        self.connection.write(frame("RECEV", {"n": 1}))
+        self.connection.out.write(frame("RECEV", {"n": 1}))
 
     def close(self) -> None:
         self.closed += 1
-        self.connection.write(frame("SUBEND", {"subID": 1}))
+        self.connection.out.write(frame("SUBEND", {"subID": 1}))
 
 
 async def listen(connection: TcpConnection, _: dict[str, Any]) -> AnswerSlot:
@@ -310,7 +311,7 @@ def test_a_client_that_takes_nothing_is_cut_off(server: Driven) -> None:
             connection.data_received(CONNECT)
             await wait_in_loop(lambda: codes(transport) == ["ok"])
             connection.pause_writing()
-            waiting = asyncio.ensure_future(connection.room())
+            waiting = asyncio.ensure_future(connection.out.room())
             connection.data_received(PING * 3)
             await asyncio.sleep(0)
             assert not waiting.done()

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import Handler, TcpConnection
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.connection import TcpConnection
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import response
+from headwater.server.tcp.handlers import Handler
 from tests.server.tcp.driving import Driven, driven
 from tests.server.tcp.wire import frame, framed
 from tests.waiting import wait_in_loop

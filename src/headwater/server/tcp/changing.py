@@ -18,9 +18,8 @@ from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import protocol
 from headwater.server.changes import Pieces
 from headwater.server.scopes import binder_scope
-from headwater.server.tcp.answers import response
-from headwater.server.tcp.fields import FrameFields
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import FrameFields, response
 from headwater.server.tcp.subscription import Frames, TcpSubscription, stopping
 from headwater.views.following import StoredChange
 

@@ -1,12 +1,12 @@
-"""One connection of the protocol over TCP: frames come in, take effect in their order, and are answered in it.
+"""One connection of the TCP protocol: frames take effect, and are answered, in the order in which they arrive.
 
-EMITs that follow each other are appended together. Everything else that must wait for something (COMMITTX, SUBSCRIBE,
-QUERY) has the connection for itself: it begins when all before it are answered, and what comes behind waits.
-What has no answer (ACKEV, QUERYACK) is heard at once. Belongs to the loop's thread.
+Consecutive EMITs are appended together. Every other request that must wait for something (COMMITTX, SUBSCRIBE, QUERY)
+has the connection for itself: it begins when all requests before it are answered, and later ones wait. Frames without a
+response (ACKEV, QUERYACK) take effect at once. Belongs to the loop's thread.
 
-It ends in one of three ways. Cut off: `connection_lost`, which lets go of everything. By the client, which sends no
-more: what it has sent is answered. By a refusal: what came before is answered, then it is said why, and what comes
-until the client has read that is thrown away.
+A connection ends in one of three ways. If it is lost, `connection_lost` releases everything. If the client sends no
+more, the requests that it has sent are answered. If the server refuses a frame, the requests before it are answered,
+then the error is sent, and what arrives until the client has read it is discarded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,12 @@ from headwater.remote.connection import keep_alive
 from headwater.server.access import require
 from headwater.server.http.message import Client
 from headwater.server.rights import action_of
-from headwater.server.tcp import login, sessions
-from headwater.server.tcp.answers import OK, failure
+from headwater.server.tcp import sessions
+from headwater.server.tcp.acks import HEADS, HEARD, SMALL_BYTES, ConnectionPart, hear, hear_small
 from headwater.server.tcp.emit import Emitter
-from headwater.server.tcp.fields import FrameFields
-from headwater.server.tcp.incoming import LARGE_BYTES, FrameParser
-from headwater.server.tcp.outgoing import FrameWriter
-from headwater.server.tcp.parts import HEADS, HEARD, SMALL_BYTES, ConnectionPart, hear, hear_small
-from headwater.server.tcp.slots import AnswerSlot, ResponseSlot
+from headwater.server.tcp.frame_io import LARGE_BYTES, AnswerSlot, FrameParser, FrameWriter, ResponseSlot
+from headwater.server.tcp.frames import failure
+from headwater.server.tcp.handlers import AT_ONCE, Handler, connect
 
 if TYPE_CHECKING:
     from headwater.server.connections import Connections
@@ -47,11 +45,8 @@ ENDING = frozenset(("bad_frame", "too_deep", "unknown_frame", "not_connected", "
 _log = logging.getLogger("headwater.server")
 
 
-Handler = Callable[["TcpConnection", dict[str, Any]], Awaitable[AnswerSlot]]
-
-
 class ConnectionState(IntEnum):
-    """How far a connection is. It only goes forward, and may leave out states."""
+    """The state of a connection. It only advances, and may skip states."""
 
     OPEN = 0  # frames are read, and take effect in their order
     DRAINING = 1  # no more is read; what was read takes effect and is answered
@@ -115,7 +110,7 @@ class TcpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         del error
         self.connections.forget(self)
-        self._drop()
+        self.end()
         self.out.lose()
         if self._task is not None:
             self._task.cancel()
@@ -128,7 +123,7 @@ class TcpConnection(asyncio.Protocol):
         self.deadline = NEVER
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may wait for answers, which TLS cannot give it then."""
+        """Return whether to stay open for responses: the client sends no more. With TLS, nothing can be sent then."""
         self._advance(ConnectionState.DRAINING)
         self.go_on()
         under_way = bool(self.out.slots or self._queue or self._task)
@@ -157,7 +152,7 @@ class TcpConnection(asyncio.Protocol):
             self.out.slots[0].finish()  # the client was quicker than our loop
         busy = self.out.slots or self._queue or self._task or self._counted or self.out.full or not self.connected
         if not busy and len(data) <= UNCOUNTED_BYTES and (raw := self._incoming.only(data)).startswith(EMIT, 4):
-            self._emits.append([raw], len(raw))
+            self._emits.append([raw], len(raw))  # the client waits for each response, as most do
             self._wait_for_more()
             return
         try:
@@ -171,7 +166,7 @@ class TcpConnection(asyncio.Protocol):
     # Frames
 
     def _cut(self, data: bytes) -> None:
-        """Take the frames that are whole now. Raises what is against one, also if it has only begun to come."""
+        """Queue the frames that are complete. Raises what is wrong with one, even if it is incomplete."""
         incoming, budget = self._incoming, self.service.budget
         counted = incoming.size  # of the first frame
         for raw in incoming.cut(data):
@@ -189,7 +184,7 @@ class TcpConnection(asyncio.Protocol):
             budget.check(incoming.size - counted)
 
     def _hear(self, raw: bytes) -> None:
-        """Let a frame that has no response take effect at once, because nothing can depend on its place."""
+        """Process a frame without a response at once, because nothing can depend on its place."""
         try:
             if len(raw) <= SMALL_BYTES:
                 hear_small(self.parts, raw, self._metrics)
@@ -199,7 +194,7 @@ class TcpConnection(asyncio.Protocol):
             self._refuse(error)
 
     def _advance(self, state: ConnectionState) -> None:
-        """Enter a later state; an earlier one is passed already."""
+        """Enter a later state; does nothing if the connection is in a later one."""
         self._state = max(self._state, state)
         self.out.ended = self.out.ended or state >= ConnectionState.LINGERING
 
@@ -209,7 +204,7 @@ class TcpConnection(asyncio.Protocol):
         return raw
 
     def _proceed(self) -> None:
-        """Begin what can begin: EMITs and what is answered at once, up to the first frame that must wait."""
+        """Begin the queued frames, up to the first that must wait."""
         queue, left = self._queue, TURN_BYTES
         while queue and self._task is None and not self.out.full:
             if left <= 0:
@@ -228,7 +223,7 @@ class TcpConnection(asyncio.Protocol):
             self._end()
 
     def _emit(self) -> None:
-        """Begin the EMITs that come next, as many as one turn may begin; large ones are decoded apart."""
+        """Begin the EMITs at the head of the queue, as many as one turn may begin, up to a large one."""
         queue, size = self._queue, 0
         raws = []
         while queue and size < TURN_BYTES and queue[0].startswith(EMIT, 4) and len(queue[0]) <= LARGE_BYTES:
@@ -242,7 +237,7 @@ class TcpConnection(asyncio.Protocol):
         self.go_on()
 
     def _begin(self, raw: bytes) -> None:
-        """Do what a frame asks for, when all before it are answered."""
+        """Begin the request of a frame, when all before it are answered."""
         if len(raw) > LARGE_BYTES:
             self.start(self._answer_large(raw), len(raw))
             return
@@ -267,7 +262,7 @@ class TcpConnection(asyncio.Protocol):
             self.start(self._answer(type, frame), len(raw))
 
     def _check_type(self, type: str) -> None:
-        """Raise Invalid for a frame that cannot be answered now, or ever."""
+        """Raise Invalid for a type that is unknown, or not allowed before CONNECT."""
         if type not in _OWN and type not in self._handlers:
             raise Invalid(f"{type[:40]!r} is not a frame that a client may send", code="unknown_frame")
         if not self.connected and type != "CONNECT":
@@ -276,7 +271,7 @@ class TcpConnection(asyncio.Protocol):
     # Requests that have the connection for themselves
 
     def start(self, answer: Coroutine[Any, Any, tuple[str, AnswerSlot]], size: int, count: int = 1) -> None:
-        """Begin to answer frames, so many and of this size, before anything that comes behind them is begun."""
+        """Begin to answer `count` frames of `size` bytes; later frames wait until they are answered."""
         slot = self.out.slot(size, count)
         self._task = self.loop.create_task(self._run_alone(answer, slot))
         self._task.add_done_callback(lambda _: answer.close())  # the client may be lost before it has begun
@@ -296,7 +291,7 @@ class TcpConnection(asyncio.Protocol):
         self._wait_for_more()
 
     async def _answer_large(self, raw: bytes) -> tuple[str, AnswerSlot]:
-        """A frame that is decoded in another thread; not many at once, because they take the interpreter in turns."""
+        """Answer a frame that is decoded in another thread; few at once, because they share the interpreter lock."""
         async with self.connections.decoding:
             type, frame = await self.service.blocking(protocol.decode_large, raw)
         self._check_type(type)
@@ -311,14 +306,14 @@ class TcpConnection(asyncio.Protocol):
         try:
             if type in AT_ONCE:
                 return type, AnswerSlot(AT_ONCE[type](self, frame))
-            handler = login.connect if type == "CONNECT" else self._handlers[type]
+            handler = connect if type == "CONNECT" else self._handlers[type]
             return type, await handler(self, frame)
         except Exception as error:  # noqa: BLE001  # as above
             return type, self.failed(type, error)
 
     def failed(self, type: str, error: Exception) -> AnswerSlot:
-        """The answer to a request that failed, which ends the connection if it must."""
-        if not isinstance(error, HeadwaterError):  # a bug of ours must not end the server, nor tell its insides
+        """Return the response to a request that failed; ends the connection if the error requires it."""
+        if not isinstance(error, HeadwaterError):  # a bug must not end the server, nor expose its internals
             _log.error("a frame failed: %s", type, exc_info=error)
             return AnswerSlot(failure(error), None, error)
         ends = error.code in ENDING or (type == "CONNECT" and not self.connected)
@@ -327,13 +322,13 @@ class TcpConnection(asyncio.Protocol):
         return AnswerSlot(failure(error), self.linger if ends else None, error)
 
     async def user(self) -> User:
-        """Who is at the other end, and what they may do now; raises Denied if they are not known any more."""
+        """Return the user with its current rights; raises Denied if the user does not exist any more."""
         access = self.service.access
         known = access.known(self.headers, self.client)
         return known if known is not None else await self.service.blocking(access.check, self.headers, self.client)
 
     async def require(self, frame: str, topic: str) -> User:
-        """The same, if they may send such a frame (its row in `rights`) about the topic; raises Denied."""
+        """Return the user if it may send this frame (its row in `rights`) for the topic; raises Denied."""
         user = await self.user()
         require(user, action_of(frame), topic)
         return user
@@ -341,9 +336,9 @@ class TcpConnection(asyncio.Protocol):
     # Answers
 
     def passed(self, slot: ResponseSlot, size: int) -> bool:
-        """Forget a slot whose responses another thread has written, if nothing waits for them; False if something does.
+        """Remove a slot whose responses another thread has written; False if other requests wait for it.
 
-        The shortest way for what is done most: as filling the slot, and `go_on`.
+        Does the same as filling the slot and `go_on`, with fewer calls for the most frequent case.
         """
         if self._queue or self._state or not self.out.passed(slot, size):
             return False
@@ -351,20 +346,12 @@ class TcpConnection(asyncio.Protocol):
             self._flow()
         return True
 
-    def write(self, data: bytes) -> bool:
-        """Send frames; False when there is no more room: then wait for `ConnectionPart.resume`, or `room`."""
-        return self.out.write(data)
-
-    async def room(self) -> None:
-        """Wait until the client has taken some of what was sent."""
-        await self.out.room()
-
     # Flow and limits
 
     def hold(self, size: int) -> None:
-        """Hold so much more in memory, or less; raises Unavailable if it is too much for all connections together.
+        """Count `size` more bytes as held in memory, or fewer; raises Unavailable above the limit of all connections.
 
-        What a lost connection held was given back when it was lost: what is given back later counts no more.
+        A lost connection holds nothing: bytes that are released later are not subtracted again.
         """
         if size > 0:
             self.service.budget.check(size)
@@ -372,7 +359,7 @@ class TcpConnection(asyncio.Protocol):
         self._count()
 
     def _count(self) -> None:
-        """Tell the budget of all connections what this one holds now."""
+        """Report to the budget of all connections how much this one holds."""
         if self._state is ConnectionState.LOST:
             return
         held = self._held + self._incoming.size + self._queued_bytes + self.out.slots_bytes
@@ -381,14 +368,14 @@ class TcpConnection(asyncio.Protocol):
             self._counted = held
 
     def go_on(self) -> None:
-        """Something was answered: begin what waited for it, and read on if there is room."""
+        """Begin requests that waited for a response, and continue to read if there is room."""
         self._proceed()
         held = self._counted or self._held or self._queue or self._incoming.size
         if held or self.out.slots_bytes > UNCOUNTED_BYTES or not self._reading or self._state or self.out.full:
             self._flow()
 
     def _flow(self) -> None:
-        """Read on, or not: a client may not be ahead of its answers by more than the limits."""
+        """Continue or pause reading: the limits say how much a client may send ahead of its responses."""
         self._count()
         limits = self.limits
         most = limits.frames_waiting_bytes if not self.service.budget.scarce else LARGE_BYTES
@@ -403,7 +390,7 @@ class TcpConnection(asyncio.Protocol):
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     def _wait_for_more(self) -> None:
-        """Set the time by which the client must have sent something, or more; that for CONNECT stands."""
+        """Set the deadline for the next bytes from the client; the one for CONNECT is not extended."""
         if self.connected and not (self.out.full or self.out.ended):
             limits = self.limits
             self.deadline = self.loop.time() + (limits.body_idle_s if self._incoming.size else limits.idle_s)
@@ -411,7 +398,7 @@ class TcpConnection(asyncio.Protocol):
     # Ending
 
     def expire(self) -> None:
-        """Its time is over."""
+        """End the connection, or extend its deadline, when the deadline has passed."""
         self.deadline = NEVER
         if self.out.full and not self.out.ended:
             waiting = self._transport.get_write_buffer_size()
@@ -430,29 +417,25 @@ class TcpConnection(asyncio.Protocol):
             self._refuse(Unavailable(told, hint="send PING at intervals", code="timeout"))
 
     def stop(self) -> None:
-        """End when what was asked is answered; what streams ends now."""
+        """End when all requests are answered; subscriptions and queries end now."""
         if not self.out.ended:
             for part in list(self.parts.values()):
                 part.stop()
             self._refuse(_stopping())
 
     def abort(self) -> None:
-        """End now."""
+        """Close the connection without sending what is buffered."""
         if self._transport is not None:
             self._transport.abort()
 
     def refuse(self, error: HeadwaterError) -> None:
-        """End the connection because of the frame whose turn it is: those behind it are not looked at."""
+        """End the connection because of the current frame; the frames after it are dropped."""
         self.end()
         self._refusal = None  # of something that came later
         self._refuse(error)
 
     def end(self) -> None:
-        """Look at no more frames, because the answer to the last one ends the connection."""
-        self._drop()
-
-    def _drop(self) -> None:
-        """Forget all that has come and has not begun."""
+        """Drop all frames that have arrived and have not begun, and begin no more."""
         self._advance(ConnectionState.ENDING)
         self._incoming.clear()
         self._queue.clear()
@@ -461,14 +444,14 @@ class TcpConnection(asyncio.Protocol):
             self._turn.cancel()
 
     def _refuse(self, error: HeadwaterError) -> None:
-        """End it because of what has just come: what came before is answered first."""
+        """End the connection because of what has just arrived, when all before it is answered."""
         self._advance(ConnectionState.DRAINING)
         self._refusal = self._refusal or error
         self._incoming.clear()
         self.go_on()
 
     def _end(self) -> None:
-        """All is answered, and nothing more is read: say why, if there is a reason, and end."""
+        """End the connection when all is answered, with the error that was the reason, if any."""
         error, self._refusal = self._refusal, None
         if error is None:
             self._transport.close()
@@ -476,7 +459,7 @@ class TcpConnection(asyncio.Protocol):
         self.out.fill(self.out.slot(0), AnswerSlot(failure(error), self.linger, error), "")
 
     def linger(self) -> None:
-        """Let the client read the answer before the connection is reset under what it still sends."""
+        """Give the client time to read the last frame: closing at once could reset the connection before."""
         if self.out.closing:
             return
         if self.out.behind:  # the answer waits for a huge frame
@@ -505,17 +488,6 @@ class TcpConnection(asyncio.Protocol):
         self.parts.clear()
 
 
-def _ping(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
-    del connection
-    FrameFields("PING", frame, ())
-    return OK
-
-
-AT_ONCE: dict[str, Callable[[TcpConnection, dict[str, Any]], bytes]] = {
-    "PING": _ping,
-    "STARTTX": sessions.start,
-    "ABORTTX": sessions.abort,
-}
 _OWN = frozenset(("CONNECT", "EMIT", *AT_ONCE, *HEARD))
 
 

@@ -22,8 +22,8 @@ from headwater.event import Event
 from headwater.position import Position
 from headwater.server.member import Formats, MemberOwner, RemoteMember
 from headwater.server.tcp import recev
+from headwater.server.tcp.acks import AckedRange
 from headwater.server.tcp.subscription import TcpSubscription, stopping
-from headwater.server.tcp.unacked import AckedRange
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
@@ -160,12 +160,12 @@ class DurableSubscription(TcpSubscription):
                 self.unacked.add(frames.partition, frames.offsets, fence)
                 if frames.huge is not None:
                     self._sending = connection.loop.create_task(connection.out.send_huge(frames.huge))
-                connection.write(frames.data)
+                connection.out.write(frames.data)
                 live.events += len(frames.offsets)
                 live.bytes += len(frames.data)
             if encoded.error is not None:
                 self.end(encoded.error)
-        return connection.write(b"") and not self.closed
+        return connection.out.write(b"") and not self.closed
 
     def acked(self, acked: AckedRange) -> None:
         self._acked.append(acked)

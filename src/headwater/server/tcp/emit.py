@@ -29,9 +29,8 @@ from headwater.server.commits import Group
 from headwater.server.prompt import Way
 from headwater.server.rights import action_of
 from headwater.server.scopes import User
-from headwater.server.tcp.answers import OK, emitted, failure, ref_fields, response
-from headwater.server.tcp.fields import INT32, FrameFields
-from headwater.server.tcp.slots import AnswerSlot, ResponseSlot
+from headwater.server.tcp.frame_io import AnswerSlot, ResponseSlot
+from headwater.server.tcp.frames import INT32, OK, FrameFields, emitted, failure, ref_fields, response
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
@@ -70,7 +69,7 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
     type, key, count = frame.get("eventType"), frame.get("key"), 2
     if type.__class__ is not str or frame.get("event").__class__ is not dict:
         return None
-    encoded = type.encode()  # type: ignore[union-attr]  # it is a string
+    encoded = type.encode()
     left = len(raw) - _BARE_BYTES - len(encoded)
     if "streamName" in frame:
         topic = frame["streamName"]

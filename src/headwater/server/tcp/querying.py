@@ -21,10 +21,9 @@ from headwater.errors import Conflict, HeadwaterError, Unavailable
 from headwater.format import protocol
 from headwater.limits import KIB
 from headwater.server.scopes import binder_scope
-from headwater.server.tcp.answers import told
-from headwater.server.tcp.fields import INT32, FrameFields, too_many
-from headwater.server.tcp.parts import ConnectionPart
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.acks import ConnectionPart
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import INT32, FrameFields, told, too_many
 from headwater.server.tcp.subscription import stopping
 from headwater.server.wire.encodings import slices
 from headwater.views.finding import Results
@@ -117,7 +116,7 @@ class QueryResults(ConnectionPart):
         if not self.closed:
             if isinstance(error, HeadwaterError):
                 self._service.metrics.failed(error.code)
-            self._connection.write(protocol.encode("QUERYEND", {"queryID": self.id, **told(error)}))
+            self._connection.out.write(protocol.encode("QUERYEND", {"queryID": self.id, **told(error)}))
             self.close()
 
     def close(self) -> None:
@@ -177,7 +176,7 @@ class QueryResults(ConnectionPart):
                 self._wait_for_acks()
             else:
                 self._unacked += len(some)
-            self._connection.write(b"".join(some))
+            self._connection.out.write(b"".join(some))
 
     async def _send_large(self, pieces: Iterator[bytes], *, last: bool) -> None:
         """Send a large result, slice by slice. The time for its acknowledgement begins when it is sent."""
@@ -199,7 +198,7 @@ class QueryResults(ConnectionPart):
     async def _room(self) -> int:
         """Wait until something may be sent; how much."""
         while True:
-            await self._connection.room()
+            await self._connection.out.room()
             room = self._connection.limits.query_unacked_max - self._unacked
             if room > 0:
                 return room

@@ -14,10 +14,9 @@ from headwater.errors import Conflict, HeadwaterError, Invalid, NotFound, TooLar
 from headwater.requests import Append
 from headwater.server.access import require
 from headwater.server.rights import action_of
-from headwater.server.tcp.answers import OK, ref_fields, response
 from headwater.server.tcp.emit import is_missing
-from headwater.server.tcp.fields import INT32, FrameFields, too_many
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import INT32, OK, FrameFields, ref_fields, response, too_many
 from headwater.transaction import check_data, check_growth
 
 if TYPE_CHECKING:

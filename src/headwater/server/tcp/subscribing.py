@@ -14,9 +14,8 @@ from headwater.match.pattern import exactly
 from headwater.match.selection import Selection
 from headwater.position import Position
 from headwater.server.tcp import changing, durable, recev
-from headwater.server.tcp.answers import OK, failure
-from headwater.server.tcp.fields import INT32, FrameFields
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import INT32, OK, FrameFields, failure
 from headwater.server.tcp.subscription import TcpSubscription, check_number, find, stopping
 from headwater.server.wire.pieces import parted
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import protocol
-from headwater.server.tcp.answers import response, told
-from headwater.server.tcp.parts import ConnectionPart
-from headwater.server.tcp.slots import AnswerSlot
-from headwater.server.tcp.unacked import AckedRange, UnackedEvents
+from headwater.server.tcp.acks import AckedRange, ConnectionPart, UnackedEvents
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import response, told
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
-    from headwater.server.tcp.fields import FrameFields
+    from headwater.server.tcp.frames import FrameFields
 
 _log = logging.getLogger("headwater.server")
 
@@ -126,7 +125,7 @@ class TcpSubscription(ConnectionPart):
             to = min(count, at + await self.has_room())
             end = ends[to - 1]
             self.unacked.add(frames.partition, frames.offsets[at:to])
-            self.connection.write(frames.data[begin:end])
+            self.connection.out.write(frames.data[begin:end])
             live.events += to - at
             live.bytes += end - begin
             at, begin = to, end
@@ -134,7 +133,7 @@ class TcpSubscription(ConnectionPart):
     async def has_room(self) -> int:
         """Wait until something may be sent; how much."""
         while True:
-            await self.connection.room()
+            await self.connection.out.room()
             room = self.unacked.room
             if room:
                 return room
@@ -177,7 +176,7 @@ class TcpSubscription(ConnectionPart):
             if isinstance(error, HeadwaterError):
                 metrics.failed(error.code)
                 metrics.live.gaps += error.code == "offset_gone"
-            self.connection.write(protocol.encode("SUBEND", {"subID": self.id, **told(error)}))
+            self.connection.out.write(protocol.encode("SUBEND", {"subID": self.id, **told(error)}))
             self.close()
 
     def stop(self) -> None:
