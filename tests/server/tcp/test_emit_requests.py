@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, TooLarge
 from headwater.format import protocol
 from headwater.limits import DEFAULTS
 from headwater.server.tcp.emit import request, usual_request
@@ -42,12 +43,14 @@ def pretending(size: int) -> bytes:
 
 TYPE: Field = (2, b"eventType", text(b"placed"))
 texts = st.one_of(st.sampled_from([b"", b"t", "ü".encode(), b"x" * 256]), st.integers(0, 60).map(pretending)).map(text)
+names = st.sampled_from([b"a", b"event", "ü".encode()])
 fields = st.one_of(
     st.tuples(st.just(2), st.sampled_from([b"streamName", b"StreamName", b"eventType", b"key", b"durability"]), texts),
     st.tuples(st.just(5), st.just(b"key"), st.builds(binary, st.integers(0, 60).map(pretending), st.integers(0, 1))),
     st.tuples(st.just(3), st.sampled_from([b"event", b"Event", b"meta"]), st.sampled_from([EVENT, NESTED])),
     st.tuples(st.just(0x0A), st.sampled_from([b"streamName", b"key", b"event"]), st.just(b"")),
     st.tuples(st.just(0x10), st.sampled_from([b"event", b"sessID"]), st.just(b"\1\0\0\0")),
+    st.tuples(st.just(3), st.just(b"meta"), st.lists(st.tuples(st.just(2), names, texts), max_size=2).map(document)),
     st.just(TYPE),
 )
 
@@ -68,11 +71,22 @@ def test_what_is_found_quickly_is_what_is_found_thoroughly(inner: list[Field], a
         assert (found, None) == request(raw, frame, "bus", DEFAULTS)
 
 
+def test_meta_that_is_too_large_is_refused_alike() -> None:
+    raw = emit([TYPE, (3, b"meta", document([(2, b"a", text(b"x" * DEFAULTS.meta_bytes_max))])), (3, b"event", EVENT)])
+    [frame] = protocol.decode_bodies([raw])
+    with pytest.raises(TooLarge) as quick:
+        usual_request(raw, frame, "bus", DEFAULTS)
+    with pytest.raises(TooLarge) as thorough:
+        request(raw, frame, "bus", DEFAULTS)
+    assert quick.value.message == thorough.value.message
+
+
 def test_the_usual_frames_are_found_quickly() -> None:
     topic, key = (2, b"streamName", text(b"orders")), (2, b"key", text("ü".encode()))
     event: Field = (3, b"event", document([(2, b"a", text(b"\x03even"))]))
     blob = (5, b"key", binary(b"\xff\0"))
-    for inner in ([TYPE, event], [topic, TYPE, event], [event, TYPE, key], [TYPE, event, blob, topic]):
+    meta = (3, b"meta", document([(2, b"trace", text(b"1")), (2, b"b", text(b""))]))
+    for inner in ([TYPE, event], [topic, TYPE, event], [event, TYPE, key], [meta, TYPE, event, blob, topic]):
         raw = emit(inner)
         frame: dict[str, Any] = protocol.decode_bodies([raw])[0]
         found = usual_request(raw, frame, "bus", DEFAULTS)

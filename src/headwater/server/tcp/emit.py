@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, NotFound
 from headwater.event import CONTENTS, Content
-from headwater.format import protocol
+from headwater.format import given, protocol
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.limits import TYPE_BYTES_MAX, Limits
@@ -47,6 +47,8 @@ _EVENT = b"\x03event\0"  # the type and name of a document `event`
 _BARE_BYTES = len(protocol.encode("EMIT", {"eventType": "", "event": {}})) - 4 - len(protocol.EMPTY)
 _TOPIC_BYTES = len(b"\x02streamName\0\x01\0\0\0\0")
 _KEY_BYTES = len(b"\x02key\0\x01\0\0\0\0")  # as many as of binary data
+_META_BYTES = len(b"\x03meta\0" + protocol.EMPTY)
+_ENTRY_BYTES = len(b"\x02\0\x01\0\0\0\0")  # of a text in meta, beside its name and itself
 _length = protocol.LENGTH.unpack_from
 
 Item = Append | HeadwaterError | bytes
@@ -61,10 +63,12 @@ _log = logging.getLogger("headwater.server")
 
 
 def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits) -> Append | None:
-    """Return what `request` returns for an EMIT that has a document, a type, and at most a topic and a key.
+    """Return what `request` returns for an EMIT that has a document, a type, and at most a topic, a key and meta.
 
-    None for any other, also one that is wrong. A field that occurs twice would make the frame longer than its fields
-    are together. The name of the event occurs once in the bytes, so it is found without a look at the other fields.
+    None for any other, and for nearly all that are wrong; raises TooLarge for meta. Two observations save the walk over
+    the fields. If one occurred twice, the frame would be longer than its fields together; text that is not ASCII has
+    more bytes than it is counted with, so such a frame is not usual. And the event is where its name is, if that occurs
+    only once in the bytes.
     """
     type, key, count = frame.get("eventType"), frame.get("key"), 2
     if type.__class__ is not str or frame.get("event").__class__ is not dict:
@@ -75,7 +79,7 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
         topic = frame["streamName"]
         if topic.__class__ is not str:
             return None
-        left -= _TOPIC_BYTES + len(topic)  # of another length than its bytes: then it is not usual
+        left -= _TOPIC_BYTES + len(topic)
         count = 3
     if key is not None:
         if key.__class__ is str:
@@ -83,6 +87,13 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
         elif key.__class__ is not bytes:
             return None
         left -= _KEY_BYTES + len(key)
+        count += 1
+    meta = None
+    if "meta" in frame:
+        meta = frame["meta"]
+        if meta.__class__ is not dict or {each.__class__ for each in meta.values()} != {str}:
+            return None
+        left -= _META_BYTES + _ENTRY_BYTES * len(meta) + sum(map(len, meta)) + sum(map(len, meta.values()))
         count += 1
     at = raw.find(_EVENT) + len(_EVENT)
     if (
@@ -93,7 +104,7 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
         or (key is not None and len(key) > limits.key_bytes_max)
     ):
         return None
-    return Append(topic, raw[at : at + left], "bson", encoded, key)
+    return Append(topic, raw[at : at + left], "bson", encoded, key, given.encode_meta(meta, limits) if meta else None)
 
 
 def request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits) -> tuple[Append, int | None]:
@@ -252,15 +263,12 @@ class Emitter:
             frames, error = _sound(raws)
         topic, limits = self._topic, self._limits
         for raw, frame in zip(raws, frames, strict=False):
-            item: Item | None = usual_request(raw, frame, topic, limits)
-            if item is None:
-                try:
-                    item = self._item(raw, frame)
-                except HeadwaterError as wrong:
-                    if wrong.code in BROKEN:
-                        return wrong
-                    item = wrong
-            items.append(item)
+            try:
+                items.append(usual_request(raw, frame, topic, limits) or self._item(raw, frame))
+            except HeadwaterError as wrong:
+                if wrong.code in BROKEN:
+                    return wrong
+                items.append(wrong)
         return error
 
     async def append_large(self, raw: bytes, frame: dict[str, Any]) -> AnswerSlot:
