@@ -58,7 +58,10 @@ fields = st.one_of(
 @given(st.lists(fields, max_size=5), st.lists(st.just((2, b"type", text(b"EMIT"))), max_size=1))
 @example([TYPE, (3, b"event", EVENT)], [])
 @example([TYPE, (3, b"event", EVENT), (3, b"event", EVENT)], [])
-@example([TYPE, (5, b"key", binary(pretending(22))), (3, b"event", EVENT)], [])
+@example([TYPE, TYPE, (3, b"event", EVENT)], [])
+@example([TYPE, (3, b"event", EVENT)], [(2, b"type", text(b"EMIT"))])
+@example([TYPE, (3, b"event", EVENT), (2, b"durability", text(b"os"))], [])
+@example([TYPE, (5, b"key", binary(pretending(5))), (3, b"event", EVENT)], [])
 @example([(2, b"streamName", text("ü".encode())), TYPE, (3, b"event", EVENT)], [])
 def test_what_is_found_quickly_is_what_is_found_thoroughly(inner: list[Field], after: list[Field]) -> None:
     raw = emit(inner, after)

@@ -66,11 +66,11 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
     """Return what `request` returns for an EMIT that has a document, a type, and at most a topic, a key and meta.
 
     None for any other, and for nearly all that are wrong; raises TooLarge for meta. Two observations save the walk over
-    the fields. If one occurred twice, the frame would be longer than its fields together; text that is not ASCII has
-    more bytes than it is counted with, so such a frame is not usual. And the event is where its name is, if that occurs
+    the fields. With any other field, or one twice, the frame is longer than those that are counted here. (A topic or
+    meta that is not ASCII makes it longer, too, and so not usual.) And the event is where its name is, if that occurs
     only once in the bytes.
     """
-    type, key, count = frame.get("eventType"), frame.get("key"), 2
+    type, key, meta = frame.get("eventType"), frame.get("key"), frame.get("meta")
     if type.__class__ is not str or frame.get("event").__class__ is not dict:
         return None
     encoded = type.encode()
@@ -80,26 +80,20 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
         if topic.__class__ is not str:
             return None
         left -= _TOPIC_BYTES + len(topic)
-        count = 3
     if key is not None:
         if key.__class__ is str:
             key = key.encode()
         elif key.__class__ is not bytes:
             return None
         left -= _KEY_BYTES + len(key)
-        count += 1
-    meta = None
-    if "meta" in frame:
-        meta = frame["meta"]
+    if meta is not None:
         if meta.__class__ is not dict or {each.__class__ for each in meta.values()} != {str}:
             return None
         left -= _META_BYTES + _ENTRY_BYTES * len(meta) + sum(map(len, meta)) + sum(map(len, meta.values()))
-        count += 1
     at = raw.find(_EVENT) + len(_EVENT)
     if (
-        len(frame) != count
+        _length(raw, at)[0] != left
         or raw.find(_EVENT, at) >= 0
-        or _length(raw, at)[0] != left
         or len(encoded) > TYPE_BYTES_MAX
         or (key is not None and len(key) > limits.key_bytes_max)
     ):
