@@ -1,4 +1,9 @@
-"""Acknowledgements: the frames ACKEV and QUERYACK, and the events of a subscription that are unacknowledged."""
+"""Acknowledgements: the frames ACKEV and QUERYACK, and the unacknowledged events of a subscription.
+
+Both frames have no response; errors in them are only counted. `ConnectionPart` is what they acknowledge: a subscription
+or a query. `UnackedEvents` knows how many more events may be sent, and what an ACKEV covers; it keeps what was sent in
+runs of one partition, in the order in which it was sent. Memory only, in the loop's thread.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +18,20 @@ from headwater.format import protocol
 from headwater.server.metrics import Metrics
 from headwater.server.tcp.frames import INT32, FrameFields
 
-HEARD = {"ACKEV": ("subID", "seqNo", "partition"), "QUERYACK": ("queryID",)}  # the first names the part
+HEARD = {
+    "ACKEV": ("subID", "seqNo", "partition"),
+    "QUERYACK": ("queryID",),
+}  # the first is the id of the subscription or query
 
 
 class ConnectionPart:
     """A subscription or a query of a connection. It may write frames at any time."""
 
     def acknowledge(self, fields: FrameFields) -> None:
-        """The client has received something. Raises what is wrong with the frame, which is only counted."""
+        """Process an acknowledgement. Raises what is wrong with its fields, which is only counted."""
 
     def resume(self) -> None:
-        """There is room again."""
+        """Continue to send: there is room in the buffer again."""
 
     def stop(self) -> None:
         """Notify the client that the server stops, and release everything."""
@@ -38,13 +46,13 @@ def _head(type: str) -> bytes:
     return b"\x02type\0" + protocol.LENGTH.pack(len(type) + 1) + type.encode() + b"\0"
 
 
-SMALL_BYTES = 128  # a frame that is worth remembering
+SMALL_BYTES = 128  # a frame that is worth caching
 HEADS = tuple(_head(type) for type in HEARD)
 
 
-@lru_cache(maxsize=256)  # who acknowledges one by one sends the same bytes again and again
+@lru_cache(maxsize=256)  # a client that acknowledges one by one repeats the same bytes
 def understood(raw: bytes) -> tuple[str, FrameFields | HeadwaterError]:
-    """What a small frame says that has no answer, or what is wrong with it. Raises as decoding does."""
+    """Return the type and the fields of a small frame, or what is wrong with them. Raises as `protocol.decode`."""
     type, frame = protocol.decode(raw)
     try:
         return type, FrameFields(type, frame, HEARD[type])
@@ -53,7 +61,7 @@ def understood(raw: bytes) -> tuple[str, FrameFields | HeadwaterError]:
 
 
 def hear_small(parts: dict[Any, ConnectionPart], raw: bytes, metrics: Metrics) -> None:
-    """A small frame that has no answer and begins with one of `HEADS`. Raises what is no frame."""
+    """Process a small frame that begins with one of `HEADS`. Raises Invalid if it is no frame."""
     type, fields = understood(raw)
     if isinstance(fields, HeadwaterError):
         metrics.failed(fields.code)
@@ -62,7 +70,7 @@ def hear_small(parts: dict[Any, ConnectionPart], raw: bytes, metrics: Metrics) -
 
 
 def hear(parts: dict[Any, ConnectionPart], type: str, frame: dict[str, Any], metrics: Metrics) -> None:
-    """A frame that has no answer: what is wrong with it is only counted."""
+    """Process a frame without a response: what is wrong with it is only counted."""
     try:
         fields = FrameFields(type, frame, HEARD[type])
     except HeadwaterError as error:
@@ -95,7 +103,7 @@ class UnackedEvents:
     __slots__ = ("_most", "_runs", "count")
 
     def __init__(self, most: int) -> None:
-        """`most` of them may be unacknowledged."""
+        """`most` is how many events may be unacknowledged."""
         self.count = 0
         self._most = most
         self._runs: deque[_UnackedRun] = deque()
@@ -106,7 +114,7 @@ class UnackedEvents:
         return max(0, self._most - self.count)
 
     def add(self, partition: int, offsets: Sequence[int], fence: int = 0) -> None:
-        """These were sent."""
+        """Add events that were sent."""
         if offsets:
             self._runs.append(_UnackedRun(partition, offsets, fence))
             self.count += len(offsets)
@@ -150,7 +158,7 @@ class UnackedEvents:
 
 
 class _UnackedRun:
-    """What was sent at once, of one partition: from `at` on it is not acknowledged."""
+    """Events of one partition that were sent together; those from `at` on are unacknowledged."""
 
     __slots__ = ("at", "fence", "offsets", "partition")
 

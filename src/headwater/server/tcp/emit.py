@@ -1,10 +1,10 @@
 """EMIT: from the frames of a connection to events in the log, and to the responses.
 
-There is one path. EMITs that follow each other are a run: decoded in one call, each becomes an `Append`, and those that
-may be one append are merged. The appends join the group that waits to be committed (server/commits.py), and the run is
-answered when all of them are. Two things are apart: the event of a transaction waits in its session, and a run that
-needs something first (the user's rights from a file, a topic that is missing, a file of its own for a huge event) has
-the connection for itself until it has that. Belongs to the loop's thread, except `write`.
+There is one path. Consecutive EMITs are a run: decoded in one call, each becomes an `Append`, and those that can be one
+append are merged. The appends join the group that waits to be committed (server/commits.py), and the run is answered
+when all of them are. There are two exceptions. The event of a transaction waits in its session. And a run that must
+wait (for the user's rights from a file, for a missing topic, for the blob file of a huge event) has the connection for
+itself meanwhile. Belongs to the loop's thread, except `write`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _ENTRY_BYTES = len(b"\x02\0\x01\0\0\0\0")  # of a text in meta, beside its name 
 _length = protocol.LENGTH.unpack_from
 
 Item = Append | HeadwaterError | bytes
-"""What an EMIT of a run asks for, what is wrong with it, or its response if that is known."""
+"""The request of an EMIT, what is wrong with it, or its response if that is known."""
 Piece = PendingAppend | HeadwaterError | bytes
-"""The responses to EMITs of a run that follow each other: to come, all the same error, or known."""
+"""Consecutive EMITs of a run with one outcome: a pending append, an error, or a known response."""
 
 _log = logging.getLogger("headwater.server")
 
@@ -102,7 +102,7 @@ def usual_request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits)
 
 
 def request(raw: bytes, frame: dict[str, Any], topic: str, limits: Limits) -> tuple[Append, int | None]:
-    """Return what a decoded EMIT asks for, and its `sessID`; `topic` is where it goes unless it says.
+    """Return the request of a decoded EMIT, and its `sessID`; `topic` is the default.
 
     Raises Invalid with the code `bad_frame` if the frame cannot be trusted, and any other for a field that is wrong.
     """
@@ -186,7 +186,7 @@ _ARGUMENTS = {name: name for name in _OPTIONS} | {"expectedVersion": "expected_v
 
 
 class EmitRun(ResponseSlot):
-    """The responses to a run of EMITs. Called on the loop for each of its appends that has its place or has failed."""
+    """The responses to a run of EMITs. Called on the loop for each of its appends that is committed or has failed."""
 
     __slots__ = ("emitter", "finished", "left", "made", "pieces", "remaking", "sent", "way")
 
@@ -210,14 +210,14 @@ class EmitRun(ResponseSlot):
             self.finish()
 
     def finish(self) -> None:
-        """Give the connection its responses, once; the client may have been quicker than our loop."""
+        """Answer the run, once; the client may have received the responses before the loop knows."""
         if not self.finished:
             self.finished = True
             self.emitter.committed(self)
 
 
 def write(group: Group) -> None:
-    """Make and write the responses of a group that was committed. Called in the thread that did it."""
+    """Encode and write the responses of a committed group. Runs in the thread that committed it."""
     ready = []
     for waiting, run in group:
         if run.__class__ is EmitRun and run.way is not None and waiting.rows.error is None:
@@ -236,7 +236,7 @@ class Emitter:
         self._limits = connection.service.backend.limits
 
     def append(self, raws: list[bytes], size: int) -> None:
-        """Append the events of frames that have `size` bytes. Ends the connection at a broken one, after the others."""
+        """Append the events of frames, of `size` bytes together. A broken frame ends the connection."""
         items: list[Item] = []
         error: HeadwaterError | None = None
         for first in range(0, len(raws), TOGETHER):
@@ -249,7 +249,7 @@ class Emitter:
             self._connection.refuse(error)
 
     def _decode(self, raws: Sequence[bytes], items: list[Item]) -> HeadwaterError | None:
-        """Add what frames ask for to the items of their run; returns what is wrong with one that is broken."""
+        """Add the requests of frames to the items of their run; return what is wrong with a broken one."""
         error: HeadwaterError | None = None
         try:
             frames = protocol.decode_bodies(raws)
@@ -266,11 +266,11 @@ class Emitter:
         return error
 
     async def append_large(self, raw: bytes, frame: dict[str, Any]) -> AnswerSlot:
-        """Append the event of a large frame, whose event was checked. Raises what is wrong with the frame."""
+        """Append the event of a large frame, which is checked already. Raises what is wrong with the frame."""
         return (await self._wait([self._item(raw, frame)]))[1]
 
     def _item(self, raw: bytes, frame: dict[str, Any]) -> Item:
-        """Return what an EMIT asks for; the event of a transaction goes there. Raises what is wrong with it."""
+        """Return the request of an EMIT, or OK if a transaction took it. Raises what is wrong with it."""
         found, number = request(raw, frame, self._topic, self._limits)
         if number is None or (session := self._connection.sessions.get(number)) is None:
             return found
@@ -278,7 +278,7 @@ class Emitter:
         return OK
 
     def _append(self, items: list[Item], size: int) -> None:
-        """Append what the EMITs of a run ask for: at once, or after what must be waited for."""
+        """Append the events of a run: at once, or in a task if something must be waited for."""
         connection, service = self._connection, self._service
         out = connection.out
         user = service.access.known(connection.headers, connection.client)
@@ -323,8 +323,8 @@ class Emitter:
             if len(found) == 1 and found[0].where is None:
                 return [found[0]]
         except HeadwaterError:
-            pass  # of all of them, or of one that is too large: the others need not suffer for it
-        return [self._prepare(user, each) for each in requests]  # they go to several partitions, or one is at fault
+            pass  # of all of them, or of one that is too large: each gets its own response
+        return [self._prepare(user, each) for each in requests]  # they go to several partitions, or one is invalid
 
     def _prepare(self, user: User, item: Item) -> Piece:
         """Return the append of one event, or what is wrong with it; raises _MustWaitError."""
@@ -341,7 +341,7 @@ class Emitter:
             return error
 
     async def _wait(self, items: Sequence[Item]) -> tuple[str, AnswerSlot]:
-        """Append the events of a run one by one, each when what it needs is there."""
+        """Append the events of a run in order, and wait where that is needed."""
         connection, pieces = self._connection, list[Piece]()
         try:
             user = await connection.user()
@@ -352,18 +352,18 @@ class Emitter:
             try:
                 pieces.append(self._prepare(user, item))
             except _MustWaitError:
-                await self._commit(pieces)  # which come first
+                await self._commit(pieces)  # those before it come first
                 pieces.append(await self._prepare_later(user, item))
         await self._commit(pieces)
         return "EMIT", _answer(pieces)
 
     async def _commit(self, pieces: Sequence[Piece]) -> None:
-        """Commit those of a run that are not yet."""
+        """Commit the appends of a run that are not committed yet."""
         found = [piece for piece in pieces if isinstance(piece, PendingAppend)]
         await self._service.commits.commit([each for each in found if each.error is None and each.offset < 0])
 
     async def _prepare_later(self, user: User, request: Any) -> Piece:
-        """Return the append of an event whose topic is made first, or the response to one that is huge."""
+        """Create a missing topic and return the append, or append a huge event and return its response."""
         service = self._service
         try:
             if len(request.data) > service.backend.limits.blob_bytes_min:
@@ -374,7 +374,7 @@ class Emitter:
             return error
 
     async def _append_huge(self, request: Append) -> bytes:
-        """Append an event that is too large to wait in memory with others; raises what keeps it from that."""
+        """Append an event that is too large to wait in memory with others; raises why it cannot be appended."""
         service = self._service
         try:
             await service.blocking(service.backend.topic, request.topic)
@@ -387,7 +387,7 @@ class Emitter:
     # Answering
 
     def committed(self, run: EmitRun) -> None:
-        """Answer a run: all its appends have their places, or their errors."""
+        """Answer a run whose appends are all committed or have failed."""
         connection = self._connection
         if run.written and connection.passed(run, len(run.made)):
             return
@@ -401,7 +401,7 @@ class Emitter:
         connection.go_on()
 
     async def _remake(self, run: EmitRun, gone: Sequence[PendingAppend]) -> None:
-        """Recreate topics that another process has deleted meanwhile, and retry the appends once."""
+        """Recreate topics that another process has deleted, and retry the appends once."""
         run.left, run.finished = len(gone), False
         for waiting in gone:
             try:

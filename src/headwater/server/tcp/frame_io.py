@@ -1,4 +1,9 @@
-"""The input and output of a connection: bytes are split into frames, and responses are written in order."""
+"""The input and output of a connection: bytes are split into frames, and responses are written in order.
+
+`FrameParser` finds the frames in the bytes from a client, without decoding them. `FrameWriter` writes the responses in
+the order of their requests, each of which has a `ResponseSlot`, and the frames of subscriptions and queries; it also
+counts them for the metrics. Belongs to the loop's thread.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,11 @@ from headwater.server.prompt import Way
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
 
+LARGE_BYTES = 64 * 1024  # a larger frame is decoded in another thread; the first frame, CONNECT, may not be larger
+METHOD = "TCP"  # the HTTP method in metrics and the access log
+
+_unpack = PREFIX.unpack_from
+
 
 class AnswerSlot(NamedTuple):
     """The response to a request, or to several that follow each other; `then` is called when it is written.
@@ -31,65 +41,60 @@ class AnswerSlot(NamedTuple):
 
 
 class ResponseSlot:
-    """The place of one answer, or of several that come together, among those of its connection."""
+    """The place of one response, or of consecutive ones, among the responses of a connection."""
 
     __slots__ = ("begun", "count", "data", "size", "then", "written")
 
     def __init__(self, size: int, count: int = 1) -> None:
-        self.size = size  # of the frames that it answers
-        self.count = count  # of those frames
+        self.size = size  # bytes of the frames that it answers
+        self.count = count  # number of those frames
         self.data: bytes | None = None
         self.then: Callable[[], None] | None = None
         self.begun = perf_counter()
-        self.written = False  # by another thread, which the loop has not heard of yet
+        self.written = False  # by another thread; the loop does not know it yet
 
     def finish(self) -> None:
-        """Do what is left when another thread has written it."""
-
-
-LARGE_BYTES = 64 * 1024  # a frame that is decoded in another thread; the first frame, CONNECT, is none
-
-_unpack = PREFIX.unpack_from
+        """Finish the request after another thread has written its response."""
 
 
 class FrameParser:
-    """The bytes of one connection. The first frame must be small, as the client is not authenticated yet."""
+    """Splits the bytes of one connection. The first frame must be small: the client is not authenticated yet."""
 
     __slots__ = ("_bytes_max", "_most", "_needed", "_pieces")
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._bytes_max = frame_bytes_max
-        self._most = LARGE_BYTES  # bytes that the next frame may have
-        self._pieces = bytearray()  # of a frame that is not whole
-        self._needed = 4  # bytes of it, as far as that is known
+        self._most = LARGE_BYTES  # maximum size of the next frame
+        self._pieces = bytearray()  # the beginning of an incomplete frame
+        self._needed = 4  # its size, once its length has arrived
 
     @property
     def size(self) -> int:
-        """Return how many bytes have come of a frame that is not whole."""
+        """Return how many bytes of an incomplete frame have arrived."""
         return len(self._pieces)
 
     @property
     def large(self) -> bool:
-        """Return whether that frame is large."""
+        """Return whether the incomplete frame is large."""
         return self._needed > LARGE_BYTES
 
     def clear(self) -> None:
-        """Forget it."""
+        """Drop the incomplete frame."""
         self._pieces = bytearray()
         self._needed = 4
 
     def only(self, data: bytes) -> bytes:
-        """Return the frame that `data` is, without its length; b"" if it is anything else than one whole frame."""
+        """Return the frame in `data` without its length, if that is exactly one frame; else b""."""
         size = len(data)
         if not self._pieces and size > 8 and _unpack(data)[0] == size - 4 <= self._most:
             return data[4:]
         return b""
 
     def cut(self, data: bytes) -> Iterable[bytes]:
-        """Return the frames that are whole now, without their lengths.
+        """Return the frames that are complete now, without their lengths.
 
-        Raises Invalid, `bad_frame`, or TooLarge, `frame_too_large`, for a length that cannot be: after that, and when
-        not all frames were taken, it is of no more use.
+        Raises Invalid, `bad_frame`, or TooLarge, `frame_too_large`, for an invalid length. The parser cannot be used
+        after that, nor if not all frames were taken.
         """
         if frame := self.only(data):
             self._most = self._bytes_max
@@ -132,14 +137,11 @@ def _bad_length(length: int, most: int) -> HeadwaterError:
         return bad_frame(f"a length of {length} bytes is too short")
     return TooLarge(
         f"the frame has {length} bytes; the limit is {most}",
-        hint="check that the client speaks the TCP protocol" if length >= 1 << 29 else "",  # four letters, as of GET
+        hint="check that the client speaks the TCP protocol" if length >= 1 << 29 else "",  # ASCII letters, such as GET
         code="frame_too_large",
         limit="frame_bytes_max",
         maximum=most,
     )
-
-
-METHOD = "TCP"  # what stands for a method in metrics and the access log
 
 
 class FrameWriter:
@@ -147,9 +149,9 @@ class FrameWriter:
 
     def __init__(self, connection: TcpConnection) -> None:
         self.slots: deque[ResponseSlot] = deque()
-        self.slots_bytes = 0  # of the frames that they answer
-        self.turn = asyncio.Lock()  # of the subscriptions: one encodes at a time, when there is room for it
-        self.full = False  # there is no room: the client takes too little, or a huge frame is being sent
+        self.slots_bytes = 0  # bytes of the frames that they answer
+        self.turn = asyncio.Lock()  # one subscription encodes at a time, when there is room
+        self.full = False  # the client reads too slowly, or a huge frame is being sent
         self.ended = False  # the last frame is written: later output is dropped
         self.transport: Any = None
         self._connection = connection
@@ -159,11 +161,11 @@ class FrameWriter:
         self._room: asyncio.Future[None] | None = None
         self._paused = False
         self._huge = asyncio.Lock()
-        self._behind: list[bytes] = []  # what is written while a huge frame is, and comes after it
+        self._behind: list[bytes] = []  # output that waits until a huge frame is sent
 
     @property
     def behind(self) -> bool:
-        """Return whether something waits for a huge frame to be sent."""
+        """Return whether output waits until a huge frame is sent."""
         return bool(self._behind)
 
     @property
@@ -172,20 +174,20 @@ class FrameWriter:
         return self.ended or bool(self.transport.is_closing())
 
     def slot(self, size: int, count: int = 1) -> ResponseSlot:
-        """Return the place of the answers to so many frames, of this size together."""
+        """Add and return a slot for the responses to `count` frames, of `size` bytes together."""
         slot = ResponseSlot(size, count)
         self.place(slot)
         return slot
 
     def place(self, slot: ResponseSlot) -> None:
-        """Let a slot be the last."""
+        """Add a slot after all others."""
         self.slots.append(slot)
         self.slots_bytes += slot.size
 
     def fill(self, slot: ResponseSlot, answer: AnswerSlot, type: str, written: int = 0) -> None:
         """Write the responses to the frames of a slot, when those before it are written.
 
-        So many bytes of them were `written` by another thread.
+        Another thread has already sent the first `written` bytes of them.
         """
         self._metrics.bytes_sent += written
         size = (len(answer.data) + written) // slot.count
@@ -195,7 +197,7 @@ class FrameWriter:
         self._deliver(slot, answer.data)
 
     def _note(self, slot: ResponseSlot, type: str, error: BaseException | None, count: int, size: int) -> None:
-        """Count the answers to `count` frames of a slot, each of so many bytes."""
+        """Count the responses to `count` frames of a slot, each of `size` bytes."""
         status = 200
         if error is not None:
             status = status_of(error) if isinstance(error, HeadwaterError) else 500
@@ -210,7 +212,7 @@ class FrameWriter:
                 access_log.note(*known, slot.size // slot.count, size, seconds)
 
     def _deliver(self, slot: ResponseSlot, data: bytes) -> None:
-        """Write an answer, if its turn has come, and those that waited for it."""
+        """Write a response and those that waited for it, if all before it are written."""
         slot.data = data
         slots = self.slots
         ready = []
@@ -226,9 +228,9 @@ class FrameWriter:
                 each.then()
 
     def passed(self, slot: ResponseSlot, size: int) -> bool:
-        """Forget the only slot, whose responses another thread has written: as `fill`, for what is done most.
+        """Remove a slot whose responses another thread has written, with fewer calls than `fill`.
 
-        False if it is not the only one, or the access log is on: then it is to be filled.
+        False if it is not the only slot, or the access log is on: then the caller must fill it.
         """
         if len(self.slots) > 1 or self._metrics.access_log is not None:
             return False
@@ -239,7 +241,7 @@ class FrameWriter:
         return True
 
     def way(self) -> Way | None:
-        """Return the socket for another thread to write to; None if others may write meanwhile, or with TLS."""
+        """Return the socket for another thread to write to; None if the loop may write meanwhile, or with TLS."""
         connection = self._connection
         if self.slots or connection.parts or connection.client.secure or self._huge.locked():
             return None
@@ -250,7 +252,7 @@ class FrameWriter:
         return self._way
 
     def write(self, data: bytes) -> bool:
-        """Send frames; False when there is no more room: then wait for `ConnectionPart.resume` or `room`."""
+        """Send frames; False if the buffer is full: then wait for `ConnectionPart.resume` or `room`."""
         if data and not self.closing:
             if self._huge.locked():
                 self._behind.append(data)
@@ -260,9 +262,9 @@ class FrameWriter:
         return not self.full
 
     async def send_huge(self, pieces: Iterator[bytes]) -> None:
-        """Send a huge frame piece by piece: nothing of it is held while there is no room. Others write behind it.
+        """Send a huge frame piece by piece, each read when there is room. Other output waits until it is sent.
 
-        It is sent to its end, also when the task that waits for this is cancelled. What the pieces raise ends the
+        It is sent to its end, even if the task that waits for it is cancelled. An exception of `pieces` ends the
         connection: half a frame cannot be taken back.
         """
         sending = self._connection.loop.create_task(self._send_pieces(pieces))
@@ -300,12 +302,12 @@ class FrameWriter:
         await asyncio.shield(self._room)
 
     async def room(self) -> None:
-        """Wait until the client has taken some of what was sent."""
+        """Wait until there is room in the buffer, or the connection is closed."""
         while self.full and not self.closing:
             await self._until_resumed()
 
     def pause(self) -> None:
-        """There is no more room."""
+        """Note that the buffer of the transport is full."""
         self._paused = self.full = True
 
     def resume(self) -> None:

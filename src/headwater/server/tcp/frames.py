@@ -1,4 +1,8 @@
-"""The fields of request frames, and the encoding of response frames."""
+"""The fields of request frames, and the encoding of response frames.
+
+`FrameFields` gives typed access to the fields of a request; an invalid one raises Invalid with the code `bad_field`.
+`response`, `failure` and `emitted` encode responses. Bytes only; safe from any thread.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,21 @@ from headwater.server.http.errors import kind_of
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
+OK = protocol.encode("RESPONSE", {"ok": True})
 
 
 class FrameFields:
-    """The fields of one frame. Each getter returns None for one that is absent, unless it is `needed`."""
+    """The fields of one frame. A getter returns None for an absent field, and raises Invalid if it is `needed`."""
 
     __slots__ = ("_values", "type")
 
     def __init__(self, type: str, values: Mapping[str, Any], names: tuple[str, ...]) -> None:
-        """`names` are those that the frame may have; each may begin with a small letter or a capital."""
+        """`names` are the fields that the frame may have; clients may capitalize their first letter."""
         self.type = type
         self._values = values if _set_of(names).issuperset(values) else self._renamed(values, names)
 
     def _renamed(self, values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the values under the names as we write them; raises Invalid for an unknown field, or one twice."""
+        """Return the values with the first letter of each name in lower case; raises Invalid for an unknown name."""
         found: dict[str, Any] = {}
         for said, value in values.items():
             name = small(said)
@@ -56,7 +61,7 @@ class FrameFields:
         return iter(self._values)
 
     def wrong(self, what: str, *, hint: str = "") -> Invalid:
-        """Return the error that tells what is wrong with this frame."""
+        """Return the error for an invalid field of this frame."""
         return Invalid(f"{self.type} {what}", hint=hint, code="bad_field")
 
     def text(self, name: str, *, needed: bool = False) -> str | None:
@@ -66,7 +71,7 @@ class FrameFields:
         return value
 
     def integer(self, name: str, *, least: int = 0, most: int = INT64, needed: bool = False) -> int | None:
-        """A whole number: of 32 or 64 bits, or a double without a fraction, which is all that some languages have."""
+        """Return an integer. A double without a fraction is one, too: some languages have no other numbers."""
         value = self._get(name, needed)
         if value is None:
             return None
@@ -89,7 +94,7 @@ class FrameFields:
         return value
 
     def data(self, name: str) -> bytes | str | None:
-        """Bytes, or text. Binary data of any subtype is bytes, also that of a UUID."""
+        """Return bytes or text. Binary data of any subtype, including a UUID, is bytes."""
         value = self._get(name, False)
         if isinstance(value, UUID):
             return value.bytes
@@ -100,7 +105,7 @@ class FrameFields:
         return value
 
     def value(self, name: str) -> Any:
-        """Whatever it is."""
+        """Return a value of any type."""
         return self._get(name, False)
 
     def _get(self, name: str, needed: bool) -> Any:
@@ -116,21 +121,22 @@ def _set_of(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def too_many(what: str, limit: str, maximum: int, *, hint: str) -> Unavailable:
-    """Return the error that tells that a connection has so many of something open already."""
+    """Return the error for a connection that has the maximum number of something open."""
     message = f"a connection may have at most {maximum} {what} at once"
     return Unavailable(message, hint=hint, code="too_many", limit=limit, maximum=maximum)
 
 
 def small(name: str) -> str:
-    """Return a field's name as we write it."""
+    """Return a field's name with its first letter in lower case."""
     return name[:1].lower() + name[1:]
 
 
-OK = protocol.encode("RESPONSE", {"ok": True})
-_FACT_TYPES = (str, int, float, bool, bytes, type(None))
-_FEW = 8  # answers that are packed one by one: below, arrays cost more than they save
+# Responses
 
-# The answer to an EMIT, with gaps for the offset, the partition and the id. All have one length.
+_FACT_TYPES = (str, int, float, bool, bytes, type(None))
+_FEW = 8  # responses that are packed one by one: for so few, arrays are slower
+
+# The response to an EMIT, with gaps for the offset, the partition and the id. All have one length.
 _EMITTED = protocol.encode(
     "RESPONSE",
     {"ok": True, "offset": Int64(0x1111111111111111), "partition": 0x22222222, "id": Binary(b"\x33" * 16, 4)},
@@ -163,12 +169,12 @@ def response(type: str = "RESPONSE", **fields: Any) -> bytes:
 
 
 def failure(error: BaseException, type: str = "RESPONSE", **fields: Any) -> bytes:
-    """Return an answer that it was not. What is not an error of ours tells nothing of the server's insides."""
+    """Return a response that reports an error. Unexpected exceptions expose no internals of the server."""
     return protocol.encode(type, {**fields, "ok": False, **told(error)})
 
 
 def told(error: BaseException) -> dict[str, Any]:
-    """Return the fields that tell of an error."""
+    """Return the fields of a response that describe an error."""
     if isinstance(error, MemoryError):
         error = out_of_memory("the server cannot respond")
     if not isinstance(error, HeadwaterError):
@@ -183,7 +189,7 @@ def told(error: BaseException) -> dict[str, Any]:
 
 
 def emitted(waiting: PendingAppend) -> bytes:
-    """Return the answers to the EMITs whose events one append holds, in their order, once it is committed."""
+    """Return the responses to the EMITs of one committed append, in their order."""
     rows, log = waiting.rows, waiting.log
     offset, ticks, count, partition = rows.offset, rows.ticks, rows.count, log.place.partition
     node = 2 << 62 | log.node
@@ -207,7 +213,7 @@ def emitted(waiting: PendingAppend) -> bytes:
 
 
 def ref_fields(ref: Ref) -> dict[str, Any]:
-    """Return where an event is, in an answer."""
+    """Return the fields of a response that say where an event is."""
     id: UUID = ref.id
     return {
         "streamName": ref.topic,
@@ -223,7 +229,7 @@ def _id(ticks: int, node: int) -> bytes:
 
 
 def _fact(fact: object) -> object:
-    """What a fact is in BSON: numbers of Python have no end, and some facts are objects."""
+    """Return a fact of an error as BSON can hold it: large integers and unknown objects become text."""
     if isinstance(fact, int) and not isinstance(fact, bool) and not -(1 << 63) <= fact < 1 << 63:
         return str(fact)
     if isinstance(fact, list | tuple):

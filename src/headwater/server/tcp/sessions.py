@@ -22,7 +22,7 @@ from headwater.transaction import check_data, check_growth
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
 
-EVENT_BYTES = 512  # that an event takes in memory beside its data and names: the objects around them
+EVENT_BYTES = 512  # of memory for the objects of an event, in addition to its data and names
 REF_BYTES = 96  # of the answer to a commit, for each event, beside the name of its topic
 
 
@@ -36,11 +36,11 @@ class Session:
         self.held = 0
         self._bytes = 0  # of data, keys and meta, as the engine counts them
         self._answer_bytes = REF_BYTES
-        self._absent: set[str] = set()  # topics that were not there when it was looked, and will be made
+        self._absent: set[str] = set()  # topics that did not exist when an event was added, and will be created
         self._connection = connection
 
     def add(self, request: Append) -> None:
-        """Take one event more, or raise what is wrong with it: then the transaction is as it was before.
+        """Add an event, or raise what is wrong with it: then the transaction is unchanged.
 
         Errors that need waiting, such as a right that must be looked up, are reported by COMMITTX.
         """
@@ -72,12 +72,12 @@ class Session:
         self._answer_bytes = answer_bytes
 
     def close(self) -> None:
-        """Give back what it holds. May be called twice."""
+        """Release the memory that it holds. May be called twice."""
         self._connection.hold(-self.held)
         self.held, self.requests = 0, []
 
     def _check_place(self, backend: Directory, request: Append) -> None:
-        """Raise what the topic has against an event, if it exists; one that does not is made by COMMITTX."""
+        """Raise an error if the topic cannot take the event. COMMITTX creates a missing topic."""
         if request.topic in self._absent:
             return
         # With a partition: to ask whose turn it is would pass it on.
@@ -91,7 +91,7 @@ class Session:
 
 
 def start(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
-    """STARTTX"""
+    """Handle STARTTX: open a transaction."""
     session = _session_id("STARTTX", frame)
     if session in connection.sessions:
         raise Conflict(
@@ -107,13 +107,13 @@ def start(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
 
 
 def abort(connection: TcpConnection, frame: dict[str, Any]) -> bytes:
-    """ABORTTX"""
+    """Handle ABORTTX: drop a transaction."""
     _ended("ABORTTX", connection, frame).close()
     return OK
 
 
 async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
-    """COMMITTX: all of it is stored, durably, or nothing; whichever it is, it is over.
+    """Handle COMMITTX: store all events durably, or none; the transaction is closed in both cases.
 
     Once it has begun it is brought to its end, also when the client leaves meanwhile. Its memory is the server's then,
     no more the connection's, and counts until nobody uses it.
@@ -129,7 +129,7 @@ async def commit(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot
 
 
 async def _stored(connection: TcpConnection, requests: list[Append]) -> bytes:
-    """Return the answer to a transaction that is stored; raises if it is not."""
+    """Commit a transaction and return the response; raises if it is not stored."""
     service = connection.service
     user = await connection.user()
     topics = list(dict.fromkeys(request.topic for request in requests))
@@ -144,7 +144,7 @@ async def _stored(connection: TcpConnection, requests: list[Append]) -> bytes:
 
 
 class _MissingTopicsError(Exception):
-    """Topics that must be created first."""
+    """Signals that topics must be created first."""
 
     def __init__(self, topics: list[str]) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _MissingTopicsError(Exception):
 
 
 def _commit(backend: Directory, requests: list[Append], topics: list[str]) -> bytes:
-    """Commit in a worker's thread, where it is a handful of syncs; raises _Missing if some of `topics` are not there.
+    """Commit with a few syncs, in a worker thread; raises _Missing if some of `topics` do not exist.
 
     A topic that is not there and not among them is made as any.
     """
@@ -181,7 +181,7 @@ def _session_id(type: str, frame: dict[str, Any]) -> int:
 
 
 def _ended(type: str, connection: TcpConnection, frame: dict[str, Any]) -> Session:
-    """Return the transaction that a frame ends, which is not open from now on."""
+    """Remove and return the transaction that a frame ends."""
     number = _session_id(type, frame)
     session = connection.sessions.pop(number, None)
     if session is None:
