@@ -69,6 +69,14 @@ def decode_bodies(raws: Sequence[bytes]) -> list[dict[str, Any]]:
     On an error, the caller cannot know which frame is at fault and decodes them one by one. Not all is checked that
     `decode` checks: `event_of` does the rest.
     """
+    if len(raws) == 1:
+        raw = raws[0]
+        if len(raw) > SHALLOW_BYTES:
+            check_depth(raw)
+        body = _decoded(raw).get("frame")
+        if body.__class__ is not dict:
+            raise _no_frame()
+        return [body]  # type: ignore[list-item]  # it is a dict
     for raw in raws:
         size = len(raw)
         if size < 5 or _length(raw)[0] != size:  # the others would be read from the wrong place
@@ -77,10 +85,7 @@ def decode_bodies(raws: Sequence[bytes]) -> list[dict[str, Any]]:
             check_depth(raw)
     found = codec()
     try:
-        if len(raws) == 1:
-            bodies = [found.decode(raws[0], found.options).get("frame")]
-        else:
-            bodies = [whole.get("frame") for whole in found.decode_all(b"".join(raws), found.options)]
+        bodies = [whole.get("frame") for whole in found.decode_all(b"".join(raws), found.options)]
     except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad_frame(f"it is not BSON: {error}") from error
     for body in bodies:

@@ -153,7 +153,8 @@ class TcpConnection(asyncio.Protocol):
         busy = self.out.slots or self._queue or self._task or self._counted or self.out.full or not self.connected
         if not busy and len(data) <= UNCOUNTED_BYTES and (raw := self._incoming.only(data)).startswith(EMIT, 4):
             self._emits.append([raw], len(raw))  # the client waits for each response, as most do
-            self._wait_for_more()
+            if not (self._state or self.out.full):
+                self.deadline = self.loop.time() + self.limits.idle_s
             return
         try:
             self._cut(data)

@@ -239,10 +239,13 @@ class Emitter:
         """Append the events of frames, of `size` bytes together. A broken frame ends the connection."""
         items: list[Item] = []
         error: HeadwaterError | None = None
-        for first in range(0, len(raws), TOGETHER):
-            error = self._decode(raws[first : first + TOGETHER], items)
-            if error is not None:
-                break
+        if len(raws) <= TOGETHER:
+            error = self._decode(raws, items)
+        else:
+            for first in range(0, len(raws), TOGETHER):
+                error = self._decode(raws[first : first + TOGETHER], items)
+                if error is not None:
+                    break
         if items:
             self._append(items, size)
         if error is not None:
@@ -289,11 +292,17 @@ class Emitter:
         except _MustWaitError:
             connection.start(self._wait(items), size, len(items))
             return
+        alone: Any = pieces[0]
+        if len(pieces) == 1 and alone.__class__ is PendingAppend:
+            run = EmitRun(self, pieces, 1, size, len(items), out.way())
+            out.place(run)
+            service.commits.submit(alone, run)
+            return
         appends: list[Any] = [piece for piece in pieces if piece.__class__ is PendingAppend]
         if not appends:
             out.fill(out.slot(size, len(items)), _answer(pieces), "EMIT")
             return
-        run = EmitRun(self, pieces, len(appends), size, len(items), out.way() if len(pieces) == 1 else None)
+        run = EmitRun(self, pieces, len(appends), size, len(items), None)
         out.place(run)
         for append in appends:
             service.commits.submit(append, run)
