@@ -76,7 +76,7 @@ def decode_bodies(raws: Sequence[bytes]) -> list[dict[str, Any]]:
         body = _decoded(raw).get("frame")
         if body.__class__ is not dict:
             raise _no_frame()
-        return [body]  # type: ignore[list-item]  # it is a dict
+        return [body]
     for raw in raws:
         size = len(raw)
         if size < 5 or _length(raw)[0] != size:  # the others would be read from the wrong place
