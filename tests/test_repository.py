@@ -189,3 +189,33 @@ def test_a_docstring_names_classes_and_files_that_exist() -> None:
             f"{path.name}: {file}" for file in files if not any(str(each).endswith(f"/{file}") for each in MODULES)
         }
     assert missing == set()
+
+
+LONG_MODULES = {"headwater/store.py"}  # it documents every verb, once
+
+
+def test_no_module_is_above_500_lines_and_no_function_above_50() -> None:
+    long = {}
+    for path in MODULES:
+        source = path.read_text(encoding="utf-8")
+        lines = source.count("\n")
+        name = str(path).rpartition("src/")[2]
+        if lines > 500 and name not in LONG_MODULES:
+            long[name] = lines
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                size = node.end_lineno - node.lineno + 1
+                if size > 50:
+                    long[f"{name}: {node.name}"] = size
+    assert long == {}
+
+
+def test_the_docstring_of_a_function_does_not_begin_with_a_question_word() -> None:
+    found = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").split("\n")[0]
+                if first.startswith(("What ", "How ", "Who ", "Whoever ", "Whether ", "The same")):
+                    found.append(f"{path.name}: {node.name}: {first}")
+    assert found == [], "begin with a verb: Return …, Append …, Raise …"

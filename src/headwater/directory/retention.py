@@ -306,7 +306,7 @@ class Keeper:
         archive: LocalArchive | None = None,
         follows: Callable[[], bool] = lambda: False,
     ) -> None:
-        """What is not in the `archive`, if the directory has one, is not deleted.
+        """Keep what is not in the `archive`, if the directory has one.
 
         `follows` says that it is a replica, which keeps what its source keeps, whatever its topics' settings are.
         """
