@@ -20,7 +20,7 @@ from headwater.errors import Closed, Invalid, NotFound, TooLarge, Unavailable
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.api.proxy import proxied
-from tests.server.process import Server as Process
+from tests.server.process import ServerProcess
 from tests.server.serving import Server
 
 if TYPE_CHECKING:
@@ -232,14 +232,14 @@ def test_a_follower_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> Non
     with open_directory(tmp_path / "data") as local:
         shop = Shop(local, local)
         shop.put(1)
-        server = Process(tmp_path / "data")
+        server = ServerProcess(tmp_path / "data")
         with headwater.open(server.url) as hw:
             changes = hw.binder(shop.stock).follow(after="latest", timeout=30)
             shop.put(2)
             assert next(changes).id == "cup-2"
             server.kill()
             shop.put(3)
-            server = Process(tmp_path / "data", port=server.port)
+            server = ServerProcess(tmp_path / "data", port=server.port)
             assert next(changes).id == "cup-3"
         assert server.stop() == 0
 

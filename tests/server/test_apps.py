@@ -21,7 +21,7 @@ from headwater.limits import ServerLimits
 from headwater.opening import open_directory
 from headwater.server.apps import Application
 from headwater.server.metrics import ApplicationMeter
-from tests.server.process import Server, http
+from tests.server.process import ServerProcess, http
 from tests.waiting import wait_for
 
 SHOP = """
@@ -102,7 +102,7 @@ def shop(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Any]]:
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Any]]:
     """A server whose application nobody kills."""
     path = tmp_path_factory.mktemp("steady")
     (path / "shop.py").write_text(SHOP)
@@ -111,8 +111,8 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, A
 
 
 @contextmanager
-def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
-    server = Server(data, "--app", str(shop))
+def running(data: Path, shop: Path) -> Iterator[tuple[ServerProcess, Any]]:
+    server = ServerProcess(data, "--app", str(shop))
     try:
         with headwater.open(server.url) as hw:
             yield server, hw
@@ -120,12 +120,12 @@ def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
         assert server.stop() == 0
 
 
-def samples(server: Server, name: str) -> dict[str, float]:
+def samples(server: ServerProcess, name: str) -> dict[str, float]:
     lines = http.get(f"{server.url}/metrics").text.splitlines()
     return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith(name))}
 
 
-def test_documents_are_made_and_queries_answered_by_another_process(steady: tuple[Server, Any]) -> None:
+def test_documents_are_made_and_queries_answered_by_another_process(steady: tuple[ServerProcess, Any]) -> None:
     server, hw = steady
     refs = hw.append_many("orders", [{"n": 1}, {"n": 500}, {"n": 300}], keys=["one", "two", "three"])
     document = hw.binder("totals").get("two", at_least=refs)
@@ -137,7 +137,7 @@ def test_documents_are_made_and_queries_answered_by_another_process(steady: tupl
     assert told == {"id": "two", "version": refs[1].offset, "data": {"n": 500}}
 
 
-def test_what_is_wrong_with_a_query_is_told(steady: tuple[Server, Any]) -> None:
+def test_what_is_wrong_with_a_query_is_told(steady: tuple[ServerProcess, Any]) -> None:
     server, hw = steady
 
     def ask(name: str, **arguments: Any) -> tuple[int, str]:
@@ -224,7 +224,7 @@ def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop:
 def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Path) -> None:
     ended = tmp_path / "ended properly"
     shop.write_text(f"{SHOP}\nimport atexit, pathlib\natexit.register(pathlib.Path({str(ended)!r}).touch)\n")
-    server = Server(tmp_path / "data", "--app", str(shop))
+    server = ServerProcess(tmp_path / "data", "--app", str(shop))
     child = http.post(f"{server.url}/query/who").json()
     assert not gone(child)
     server.kill()
@@ -262,7 +262,7 @@ async def test_why_an_application_does_not_begin_is_told(tmp_path: Path, text: s
     await application.stop()
 
 
-def test_a_fold_that_raises_is_shown_and_stops_no_other(steady: tuple[Server, Any]) -> None:
+def test_a_fold_that_raises_is_shown_and_stops_no_other(steady: tuple[ServerProcess, Any]) -> None:
     server, hw = steady
     hw.append("orders", {"n": 1}, key="a")
     bad = hw.append("orders", {"n": 13}, key="a")

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 
 ARROW = "application/vnd.apache.arrow.stream"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with served(tmp_path_factory.mktemp("arrow") / "data") as server:
         yield server
 
 
-def made(server: Server, partitions: int = 1) -> str:
+def made(server: ServerProcess, partitions: int = 1) -> str:
     url = f"{server.url}/topic/{uuid4()}"
     assert httpx.put(url, params={"partitions": partitions}).json() is True
     return url
@@ -47,7 +47,7 @@ def read(topic: str, **query: Any) -> pa.Table:
     return ipc.open_stream(answer.content).read_all()
 
 
-def test_a_table_goes_in_and_comes_out(server: Server) -> None:
+def test_a_table_goes_in_and_comes_out(server: ServerProcess) -> None:
     topic = made(server)
     table = pa.table({"data": [b"a", b"b"], "key": [b"k", None], "type": ["x", "y"], "meta": [None, b'{"m":"1"}']})
     told = post(topic, table).json()
@@ -58,7 +58,7 @@ def test_a_table_goes_in_and_comes_out(server: Server) -> None:
     assert read(made(server)).num_rows == 0
 
 
-def test_a_large_table_is_split_and_its_runs_follow_each_other(server: Server) -> None:
+def test_a_large_table_is_split_and_its_runs_follow_each_other(server: ServerProcess) -> None:
     topic = made(server)
     table = pa.table({"data": [b"%d" % i for i in range(150_000)]})
     told = post(topic, table, durability="os").json()
@@ -69,7 +69,7 @@ def test_a_large_table_is_split_and_its_runs_follow_each_other(server: Server) -
     assert read(topic, columns="data")["data"].to_pylist() == table["data"].to_pylist()
 
 
-def test_over_several_partitions_each_run_tells_its_rows(server: Server) -> None:
+def test_over_several_partitions_each_run_tells_its_rows(server: ServerProcess) -> None:
     topic = made(server, partitions=3)
     keys = [b"k%d" % (i % 50) for i in range(70_000)]
     table = pa.table({"data": [b"%d" % i for i in range(70_000)], "key": keys})
@@ -82,14 +82,14 @@ def test_over_several_partitions_each_run_tells_its_rows(server: Server) -> None
         assert [places[run["partition"], run["offset"] + i] for i in range(run["count"])] == run["rows"]
 
 
-def test_a_type_and_a_key_in_the_query_are_of_rows_that_have_none(server: Server) -> None:
+def test_a_type_and_a_key_in_the_query_are_of_rows_that_have_none(server: ServerProcess) -> None:
     topic = made(server)
     post(topic, pa.table({"data": ["x", "y"]}), type="t", key="k")
     found = read(topic, columns="type,key,content,data").to_pydict()
     assert found == {"type": ["t", "t"], "key": [b"k", b"k"], "content": ["text"] * 2, "data": [b"x", b"y"]}
 
 
-def test_no_rows_are_no_events(server: Server) -> None:
+def test_no_rows_are_no_events(server: ServerProcess) -> None:
     told = post(made(server), pa.table({"data": pa.array([], pa.binary())})).json()
     assert (told["count"], told["runs"]) == (0, [])
 
@@ -105,7 +105,7 @@ def test_no_rows_are_no_events(server: Server) -> None:
     ids=["columns", "numbers", "producer", "rows"],
 )
 def test_what_cannot_be_appended_is_refused_and_nothing_is(
-    server: Server, table: pa.Table, headers: dict[str, str], status: int, code: str
+    server: ServerProcess, table: pa.Table, headers: dict[str, str], status: int, code: str
 ) -> None:
     topic = made(server)
     answer = post(topic, table, headers)
@@ -113,7 +113,7 @@ def test_what_cannot_be_appended_is_refused_and_nothing_is(
     assert read(topic).num_rows == 0
 
 
-def test_a_small_table_of_a_producer_is_appended_once(server: Server) -> None:
+def test_a_small_table_of_a_producer_is_appended_once(server: ServerProcess) -> None:
     topic = made(server)
     producer = {"headwater-producer": "p", "headwater-seq": "1"}
     table = pa.table({"data": [b"a", b"b"]})
@@ -121,12 +121,12 @@ def test_a_small_table_of_a_producer_is_appended_once(server: Server) -> None:
     assert read(topic).num_rows == 2
 
 
-def test_an_unknown_column_is_refused(server: Server) -> None:
+def test_an_unknown_column_is_refused(server: ServerProcess) -> None:
     answer = httpx.get(f"{made(server)}/items", params={"format": "arrow", "columns": "colour"})
     assert (answer.status_code, answer.json()["kind"]) == (400, "Invalid")
 
 
-def test_a_stream_of_very_many_empty_batches_is_refused_at_once(server: Server) -> None:
+def test_a_stream_of_very_many_empty_batches_is_refused_at_once(server: ServerProcess) -> None:
     topic = made(server)
     empty = pa.record_batch([pa.array([], pa.binary())], names=["data"])
     out = io.BytesIO()

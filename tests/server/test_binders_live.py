@@ -16,7 +16,7 @@ from headwater import App
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.server.eventsource import Got, Source, subscribed
-from tests.server.process import Server as Process
+from tests.server.process import ServerProcess
 from tests.server.serving import Server, serving
 
 _numbers = count()
@@ -199,14 +199,14 @@ def test_curl_reads_events_and_lines(clicks: Clicks, server: Server) -> None:
 
 
 async def test_a_client_goes_on_after_the_server_was_killed(clicks: Clicks) -> None:
-    server = Process(clicks.hw.path)
+    server = ServerProcess(clicks.hw.path)
     async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
         await asyncio.to_thread(clicks.click, "c")
         last = await source.next()
         server.kill()
         await source.until(lambda: source.lost)
     await asyncio.to_thread(clicks.click, "d")
-    server = Process(clicks.hw.path)
+    server = ServerProcess(clicks.hw.path)
     try:
         async with subscribed(server.url, clicks.path, last_event_id=last.id) as source:
             assert await next_of(source) == ("put", "d", {"n": 1})

@@ -17,7 +17,7 @@ import pytest
 import headwater
 from headwater.store import Store
 from tests.server.eventsource import Source, subscribed
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 
 UUID_ANEW = "1f0c3f0e-0000-6000-8000-000000000000"
 
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 class Caller:
     """Plain requests, one connection."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
 
@@ -53,13 +53,13 @@ class Caller:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with served(tmp_path_factory.mktemp("bus") / "data", "--segments", "3", "--segment-bytes", "16384") as server:
         yield server
 
 
 @pytest.fixture
-def call(server: Server) -> Iterator[Caller]:
+def call(server: ServerProcess) -> Iterator[Caller]:
     """A caller of a server whose bus is new."""
     caller = Caller(server)
     caller("DELETE", "/topic/events")

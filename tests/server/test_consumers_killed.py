@@ -20,7 +20,7 @@ from headwater.errors import Fenced, HeadwaterError, Unavailable
 from headwater.protocols import Consumer
 from headwater.store import Store
 from tests.log.children import Child, Said, stop, stop_outside
-from tests.server.process import Server
+from tests.server.process import ServerProcess
 from tests.waiting import wait_for
 
 PATIENCE_S = 30.0
@@ -35,13 +35,13 @@ def log(path: Path) -> Iterator[Store]:
         yield engine
 
 
-def opened(server: Server, **options: Any) -> Store:
+def opened(server: ServerProcess, **options: Any) -> Store:
     remote = headwater.open(server.url, **options)
     assert isinstance(remote, Store)
     return remote
 
 
-def stop_for_good(server: Server) -> None:
+def stop_for_good(server: ServerProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(server.pid, signal.SIGCONT)
     server.stop()
@@ -91,7 +91,7 @@ def handle(url: str, file: Path) -> None:
 
 def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log: Store, tmp_path: Path) -> None:
     log.create("t", partitions=PARTITIONS)
-    server = Server(path)
+    server = ServerProcess(path)
     file = tmp_path / "handled"
     random = Random(7)
     watch = Watch(log, "t")
@@ -116,7 +116,7 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
                 members[number].resume()
             else:
                 server.kill()
-                server = Server(path, port=server.port)
+                server = ServerProcess(path, port=server.port)
         wait_for(lambda: watch.look() == 0)
     finally:
         for member in members:
@@ -132,7 +132,7 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
 
 def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Path, log: Store) -> None:
     log.append_many("t", [b"a", b"b", b"c"])
-    server = Server(path)
+    server = ServerProcess(path)
     url = server.url
 
     def stop_in_the_midst(said: Said) -> str:
@@ -171,7 +171,7 @@ def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Pa
 
 def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: Path, log: Store) -> None:
     log.append_many("t", [b"a", b"b"])
-    server = Server(path)
+    server = ServerProcess(path)
     try:
         with opened(server) as hw, hw.consumer("c", "t", lease_ms=LEASE_MS, failures_max=100) as consumer:
             event = next(consumer)
@@ -199,7 +199,7 @@ def acked_too_late(consumer: Consumer, event: Any) -> HeadwaterError | None:
 
 def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: Store) -> None:
     log.append_many("t", [b"%d" % number for number in range(20)])
-    server = Server(path)
+    server = ServerProcess(path)
     try:
         with opened(server) as hw, hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
             for event in islice(consumer, 10):
@@ -208,7 +208,7 @@ def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: 
             in_hand = next(consumer)
             assert server.stop() == 0
             assert [info.owner for info in log.consumers("t")] == [None], "it was told to end, and gave up its leases"
-            server = Server(path, port=server.port)
+            server = ServerProcess(path, port=server.port)
             again = [event.offset for event in islice(consumer, 10)]
             assert again == list(range(10, 20)), "what was not acked comes again"
             assert log.consumers("t")[0].failures == 0, "and has not failed"
@@ -222,7 +222,7 @@ def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: 
 
 def test_a_server_that_stays_away_is_told(path: Path, log: Store) -> None:
     log.append("t", b"a")
-    server = Server(path)
+    server = ServerProcess(path)
     with opened(server, retry=0.3) as hw:
         consumer = hw.consumer("c", "t", timeout=PATIENCE_S, lease_ms=LEASE_MS)
         event = next(consumer)
@@ -272,7 +272,7 @@ def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Pat
     log.append_many("in", [b"%d" % number for number in range(count)], keys=[b"%d" % n for n in range(count)])
     log.create("out")
     log.create("audit")
-    server = Server(path)
+    server = ServerProcess(path)
     url = server.url
     try:
         for _ in range(2):
@@ -283,7 +283,7 @@ def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Pat
         stays.hear()
         for _ in range(2):
             server.kill()
-            server = Server(path, port=server.port)
+            server = ServerProcess(path, port=server.port)
         Child(lambda _: move(url, None)).result()
         wait_for(lambda: sum(info.lag for info in log.consumers("in")) == 0)
         stays.kill()

@@ -18,7 +18,7 @@ import headwater
 from headwater.server.http.route import Route
 from headwater.server.http.routes import ROUTES
 from tests.server.browsing import browse, needs_browser, site
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.server.test_asgi import run
 from tests.server.test_binders import fill
 from tests.waiting import wait_for
@@ -58,7 +58,7 @@ def tree(path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
     prepare(tmp_path / "data")
     with served(tmp_path / "data", "--access-log", str(tmp_path / "access.log")) as running:
         yield running
@@ -236,7 +236,7 @@ def logged(log: Path) -> list[dict[str, Any]]:
     "host", [pytest.param("127.0.0.1", marks=pytest.mark.torture), "localhost"]
 )
 def test_a_page_of_another_origin_changes_nothing_and_reads_nothing(
-    server: Server, tmp_path: Path, browse: Any, host: str
+    server: ServerProcess, tmp_path: Path, browse: Any, host: str
 ) -> None:
     before = tree(server.path)
     reads = [path_of(route) for route in READS] + ["/consumer/c/t/items", "/consumer/waiting/t/items"]

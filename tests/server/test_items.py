@@ -15,20 +15,20 @@ import httpx
 import pytest
 
 import headwater
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.waiting import wait_for
 
 NDJSON = {"accept": "application/x-ndjson"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with served(tmp_path_factory.mktemp("items") / "data") as server:
         yield server
 
 
 @pytest.fixture
-def topic(server: Server) -> str:
+def topic(server: ServerProcess) -> str:
     """The address of a new topic."""
     url = f"{server.url}/topic/{uuid4()}"
     assert http.put(url).json() is True
@@ -63,7 +63,7 @@ def curl(*arguments: str) -> bytes:
 # Topics
 
 
-def test_a_topic_is_made_once(server: Server) -> None:
+def test_a_topic_is_made_once(server: ServerProcess) -> None:
     url = f"{server.url}/topic/once"
     assert curl("-X", "PUT", url) == b"true"
     assert curl("-X", "PUT", url) == b"false"
@@ -75,7 +75,7 @@ def test_a_topic_is_made_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "tür und tor", ".", "..", "a b+c%", "x" * 1024, "\x01\n", "?#"])
-def test_a_name_is_never_a_path(server: Server, name: str) -> None:
+def test_a_name_is_never_a_path(server: ServerProcess, name: str) -> None:
     from urllib.parse import quote
 
     url = f"{server.url}/topic/{quote(name, safe='')}"
@@ -93,7 +93,7 @@ def test_a_topic_tells_what_it_is(topic: str) -> None:
     assert (told["partitions"][0]["start"], told["partitions"][0]["end"]) == (0, 2)
 
 
-def test_settings_are_kept(server: Server) -> None:
+def test_settings_are_kept(server: ServerProcess) -> None:
     url = f"{server.url}/topic/settled"
     http.put(url, params={"partitions": 3, "segment_bytes": 1_000_000, "retention_segments": 4, "compression": "zstd"})
     told = http.get(url).json()
@@ -111,7 +111,7 @@ def test_an_item_is_answered_with_its_id(topic: str) -> None:
     assert read(topic) == [(0, b"item 0"), (1, b"item 1"), (2, b"item 2")]
 
 
-def test_the_answer_tells_where_the_event_is(server: Server, topic: str) -> None:
+def test_the_answer_tells_where_the_event_is(server: ServerProcess, topic: str) -> None:
     for query in ({}, {"expected_version": "none", "key": "k"}):  # the quick way, and the other
         answer = http.post(f"{topic}/items", content=b"x", params=query)
         with headwater.open(server.path) as hw:
@@ -122,7 +122,7 @@ def test_the_answer_tells_where_the_event_is(server: Server, topic: str) -> None
     assert http.post(f"{topic}/items?durability=os", content=b"x").headers["headwater-durability"] == "os"
 
 
-def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: Server) -> None:
+def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: ServerProcess) -> None:
     answer = http.post(f"{server.url}/topic/missing/items", content=b"x")
     assert (answer.status_code, answer.json()["code"]) == (404, "topic_not_found")
     assert "missing" not in http.get(f"{server.url}/topics").json()
@@ -217,7 +217,7 @@ def test_lines_are_events(topic: str) -> None:
     assert events[0]["id"] == answer.json()["runs"][0]["id"]
 
 
-def test_what_was_read_can_be_appended_elsewhere(server: Server, topic: str) -> None:
+def test_what_was_read_can_be_appended_elsewhere(server: ServerProcess, topic: str) -> None:
     append(topic, b"\xff", type="raw", key="a")
     http.post(f"{topic}/items?type=doc", json={"a": [1, 2]})
     copy = f"{server.url}/topic/{uuid4()}"
@@ -236,7 +236,7 @@ def test_an_array_is_many_events_or_one(topic: str) -> None:
     assert [data for _, data in read(topic)] == [b"1", b'{"a":2}', b"[1,2]"]
 
 
-def test_many_events_are_spread_over_partitions(server: Server) -> None:
+def test_many_events_are_spread_over_partitions(server: ServerProcess) -> None:
     url = f"{server.url}/topic/{uuid4()}"
     http.put(f"{url}?partitions=3")
     lines = b"\n".join(b'{"key":"k%d","data":%d}' % (number % 5, number) for number in range(50))
@@ -304,7 +304,7 @@ def test_a_waiting_answer_ends_where_it_should(topic: str, ends: dict[str, Any],
     assert got == wanted
 
 
-def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: Server, topic: str) -> None:
+def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: ServerProcess, topic: str) -> None:
     with (
         http.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer,
         headwater.open(server.path) as hw,
@@ -313,7 +313,7 @@ def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: Serv
         assert items(next(answer.iter_raw())) == [(0, b"from another process")]
 
 
-def test_a_reader_that_leaves_is_forgotten(server: Server, topic: str) -> None:
+def test_a_reader_that_leaves_is_forgotten(server: ServerProcess, topic: str) -> None:
     with httpx.Client(verify=False) as client:
         with client.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer:
             append(topic, b"x")
@@ -323,7 +323,7 @@ def test_a_reader_that_leaves_is_forgotten(server: Server, topic: str) -> None:
         wait_for(lambda: connections(server) < with_it)
 
 
-def connections(server: Server) -> float:
+def connections(server: ServerProcess) -> float:
     lines = http.get(f"{server.url}/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith("headwater_http_connections ")).split()[1])
 
@@ -361,7 +361,7 @@ def test_times_and_ids_are_places_too(topic: str) -> None:
     assert read(topic, from_time="2100-01-01T00:00:00+02:00") == []
 
 
-def test_an_id_that_retention_has_deleted_is_gone(server: Server) -> None:
+def test_an_id_that_retention_has_deleted_is_gone(server: ServerProcess) -> None:
     url = f"{server.url}/topic/{uuid4()}"
     http.put(f"{url}?segment_bytes=4096")
     for _ in range(4):
@@ -376,7 +376,7 @@ def test_an_id_that_retention_has_deleted_is_gone(server: Server) -> None:
     assert waiting.status_code == 410
 
 
-def test_several_partitions_need_a_name_where_a_number_is_all(server: Server) -> None:
+def test_several_partitions_need_a_name_where_a_number_is_all(server: ServerProcess) -> None:
     url = f"{server.url}/topic/{uuid4()}"
     http.put(f"{url}?partitions=2")
     http.post(f"{url}/items?partition=1", content=b"x")
@@ -415,7 +415,7 @@ def test_an_empty_topic_reads_as_nothing_in_every_format(topic: str) -> None:
     assert http.get(f"{topic}/items?format=json").json() == []
 
 
-def test_much_is_read_in_order(server: Server, topic: str) -> None:
+def test_much_is_read_in_order(server: ServerProcess, topic: str) -> None:
     with headwater.open(server.path) as hw:
         name = topic.rpartition("/")[2]
         data = [b"%07d" % number * (number % 9) for number in range(60_000)]

@@ -15,7 +15,7 @@ from headwater.store import Store
 from tests.log.many_topics import own_bytes
 from tests.log.unsynced import open_unsynced
 from tests.server.people import add, bearer
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 
 TOPICS = 450
 MADE = 40  # more, by the server, which syncs
@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(data: Path, tmp_path: Path) -> Iterator[tuple[Server, str, str]]:
+def server(data: Path, tmp_path: Path) -> Iterator[tuple[ServerProcess, str, str]]:
     """A server with few descriptors, and the tokens of one who may append to `pub.*` and of one who may do all."""
     users = tmp_path / "users.json"
     few = add(users, "few", "append:pub.*", token=True)
@@ -98,7 +98,7 @@ class Customer:
 
 
 @pytest.mark.timeout(600)
-def test_who_touches_thousands_of_topics_takes_nothing_from_others(server: tuple[Server, str, str]) -> None:
+def test_who_touches_thousands_of_topics_takes_nothing_from_others(server: tuple[ServerProcess, str, str]) -> None:
     process, few, all_ = server
     with headwater.open(process.url, token=all_) as hw:
         customer = Customer(hw)

@@ -18,7 +18,7 @@ from headwater.server.scopes import ACTIONS
 from headwater.server.tcp.connection import _OWN
 from headwater.server.tcp.requests import HANDLERS
 from tests.server import people
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 from tests.server.process import http as client
 from tests.server.tcp.wire import Wire
 from tests.server.test_binders import fill
@@ -57,7 +57,7 @@ FRAMES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 class Place:
     """A server with users, and their file."""
 
-    def __init__(self, server: Server, users: Path) -> None:
+    def __init__(self, server: ServerProcess, users: Path) -> None:
         self.server = server
         self.users = users
         self.uuid = client.get(f"{server.url}/version").json()["uuid"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.server.people import SECRET, add, revoke
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 from tests.server.test_access import COMPANY, install
 from tests.server.test_tls import PAGE, shell
 
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
     body: Any
 
 
-def curl(server: Server, path: str, *options: str | Path) -> Answer:
+def curl(server: ServerProcess, path: str, *options: str | Path) -> Answer:
     command = ["curl", "-sS", "-i", "--max-time", "20", *map(str, options), f"{server.url}{path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import headwater
 from headwater.format.settings import FORMAT
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import served
+from tests.server.process import ServerProcess, served
 from tests.server.serving import Server, serving
 from tests.waiting import wait_for
 
@@ -32,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, dict[str, str]]]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
     """A server with users, an access log and an application, and what says that one is the user `ann`."""
     path = tmp_path_factory.mktemp("guarded")
     token = people.add(path / "users.json", "ann", token=True)
@@ -110,7 +109,7 @@ def test_lag_is_counted_of_consumers_in_other_processes_too(server: Server) -> N
     assert Figures(server.http)("headwater_consumer_lag_events", **labels) == 6
 
 
-def test_the_docs_list_every_family(guarded: tuple[Process, dict[str, str]]) -> None:
+def test_the_docs_list_every_family(guarded: tuple[ServerProcess, dict[str, str]]) -> None:
     running, ann = guarded
     page = (DOCS / "RUNNING.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `(headwater_\w+)`", page, re.MULTILINE))
@@ -142,7 +141,7 @@ def test_version_tells_what_runs(server: Server) -> None:
 
 
 def test_health_and_version_are_for_all_and_figures_for_those_who_may_read_everything(
-    guarded: tuple[Process, dict[str, str]],
+    guarded: tuple[ServerProcess, dict[str, str]],
 ) -> None:
     running, ann = guarded
     with httpx.Client(base_url=running.url) as http:
@@ -151,7 +150,7 @@ def test_health_and_version_are_for_all_and_figures_for_those_who_may_read_every
         assert http.get("/metrics", headers=ann).status_code == 200
 
 
-def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process, dict[str, str]]) -> None:
+def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[ServerProcess, dict[str, str]]) -> None:
     running, ann = guarded
     path = running.path.parent / "access.log"
     with httpx.Client(base_url=running.url) as http:
@@ -184,7 +183,7 @@ def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process
     assert all(line["ms"] > 0 for line in kept), kept
 
 
-def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(guarded: tuple[Process, dict[str, str]]) -> None:
+def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(guarded: tuple[ServerProcess, dict[str, str]]) -> None:
     running, _ = guarded
     path = running.path.parent / "access.log"
     with httpx.Client(base_url=running.url) as http:

@@ -21,7 +21,7 @@ from headwater.errors import Closed, Conflict, Fenced, Invalid, TooLarge, Unavai
 from headwater.limits import Limits
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
-from tests.server.process import Server as Process
+from tests.server.process import ServerProcess
 from tests.server.serving import Server, serving
 
 PATIENCE_S = 20.0
@@ -274,7 +274,7 @@ def test_one_that_is_in_doubt_can_be_tried_again_and_is_done_once(tmp_path: Path
     with headwater.open(path) as engine:
         engine.append_many("in", [b"a", b"b"])
         engine.create("out")
-    server = Process(path)
+    server = ServerProcess(path)
     try:
         with opened(server.url, timeout=0.3, retry=0.3) as hw, hw.consumer("mover", "in", lease_ms=60_000) as consumer:
             event = next(consumer)
@@ -292,7 +292,7 @@ def test_one_that_is_in_doubt_can_be_tried_again_and_is_done_once(tmp_path: Path
             os.kill(server.pid, signal.SIGCONT)
             refs = commit_until_it_is_there(tx)
             server.kill()
-            server = Process(path, port=server.port)
+            server = ServerProcess(path, port=server.port)
             again = hw.transaction(producer=caught.value.producer)
             again.append("out", event.data or b"")
             again.append("out", "moved")

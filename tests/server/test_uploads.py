@@ -14,14 +14,14 @@ from typing import Self
 import pytest
 
 import headwater
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.waiting import wait_for
 
 MIB = 1024 * 1024
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
     with served(tmp_path / "data") as server:
         http.put(f"{server.url}/topic/big").raise_for_status()
         yield server
@@ -56,7 +56,7 @@ class Peak(threading.Thread):
         self.join()
 
 
-def test_an_item_of_any_size_comes_back(server: Server) -> None:
+def test_an_item_of_any_size_comes_back(server: ServerProcess) -> None:
     for size in (0, 1, 64 * 1024, 64 * 1024 + 1, MIB - 1, MIB, MIB + 1, 5 * MIB):
         data = os.urandom(size)
         for said in (data, iter([data[: size // 2], data[size // 2 :]])):  # with a length, and in chunks
@@ -68,7 +68,7 @@ def test_an_item_of_any_size_comes_back(server: Server) -> None:
 
 
 @pytest.mark.parametrize("blocks", [256, pytest.param(1024, marks=pytest.mark.torture)])
-def test_a_huge_item_goes_in_and_out_in_little_memory(server: Server, tmp_path: Path, blocks: int) -> None:
+def test_a_huge_item_goes_in_and_out_in_little_memory(server: ServerProcess, tmp_path: Path, blocks: int) -> None:
     block = os.urandom(MIB)
     source = tmp_path / "source"
     with source.open("wb") as file:
@@ -94,7 +94,7 @@ def test_a_huge_item_goes_in_and_out_in_little_memory(server: Server, tmp_path: 
     assert peak.most - before < 64 * MIB
 
 
-def test_a_broken_upload_leaves_nothing_behind(server: Server) -> None:
+def test_a_broken_upload_leaves_nothing_behind(server: ServerProcess) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as broken:
         broken.sendall(b"POST /topic/big/items HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000000\r\n\r\n")
         broken.sendall(os.urandom(4 * MIB))
@@ -103,7 +103,7 @@ def test_a_broken_upload_leaves_nothing_behind(server: Server) -> None:
     assert http.post(f"{server.url}/topic/big/items", content=b"next").json() == 0
 
 
-def test_a_slow_upload_does_not_hold_up_others(server: Server) -> None:
+def test_a_slow_upload_does_not_hold_up_others(server: ServerProcess) -> None:
     slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
     try:
         for each in slow:
@@ -118,7 +118,7 @@ def test_a_slow_upload_does_not_hold_up_others(server: Server) -> None:
             each.close()
 
 
-def test_an_item_above_the_topics_limit_is_refused_before_it_is_sent(server: Server) -> None:
+def test_an_item_above_the_topics_limit_is_refused_before_it_is_sent(server: ServerProcess) -> None:
     http.put(f"{server.url}/topic/small?data_bytes_max=2000000").raise_for_status()
     answer = http.post(f"{server.url}/topic/small/items", content=iter([b"x" * MIB] * 64))
     assert answer.status_code == 413
@@ -127,7 +127,7 @@ def test_an_item_above_the_topics_limit_is_refused_before_it_is_sent(server: Ser
     assert http.post(f"{server.url}/topic/small/items", content=b"x" * 2_000_000).json() == 0
 
 
-def test_a_huge_item_for_a_missing_topic_is_404_before_it_is_sent(server: Server) -> None:
+def test_a_huge_item_for_a_missing_topic_is_404_before_it_is_sent(server: ServerProcess) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(
             b"POST /topic/none/items HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900000000\r\n"

@@ -14,8 +14,7 @@ import pytest
 
 import headwater
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import http, served
+from tests.server.process import ServerProcess, http, served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
@@ -168,7 +167,7 @@ def test_a_name_without_the_right_is_refused_at_once_and_one_that_loses_it_when_
 
 @kinds
 def test_the_server_stops_while_one_waits(tmp_path: Path, durable: dict[str, str]) -> None:
-    server = Process(tmp_path / "data")
+    server = ServerProcess(tmp_path / "data")
     with wire(server.tcp_url) as client:
         id = subscribe(client, "none", **durable)
         server.ask_to_stop()

@@ -15,8 +15,7 @@ from headwater import App
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import served
+from tests.server.process import ServerProcess, served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
@@ -239,7 +238,7 @@ def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
     with open_directory(tmp_path / "data") as hw:
         clicks = Clicks(hw)
         clicks.click("a")
-    server = Process(tmp_path / "data")
+    server = ServerProcess(tmp_path / "data")
     with wire(server.tcp_url) as client:
         subscription = subscribe(client, clicks)["subID"]
         server.ask_to_stop()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.server.people import SECRET, add, revoke
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.server.tcp.wire import Closed, Wire, frame, wire
 from tests.server.test_tls import PAGE, shell
 from tests.waiting import wait_for
@@ -40,14 +40,14 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Users:
 
 
 @pytest.fixture(scope="module")
-def server(users: Users, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(users: Users, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     where = tmp_path_factory.mktemp("login")
     log = str(where / "access.log")
     with served(where / "data", "--auth", str(users.file), "--access-log", log) as running:
         yield running
 
 
-def refused(server: Server, **body: Any) -> dict[str, Any]:
+def refused(server: ServerProcess, **body: Any) -> dict[str, Any]:
     """What is said to a CONNECT, after which the connection ends."""
     client = Wire(server.tcp_url)
     client.send(frame("CONNECT", {"version": "1.0", **body}), frame("PING"))
@@ -57,19 +57,19 @@ def refused(server: Server, **body: Any) -> dict[str, Any]:
     return told
 
 
-def test_a_name_and_password_or_a_token_tell_who_it_is(server: Server, users: Users) -> None:
+def test_a_name_and_password_or_a_token_tell_who_it_is(server: ServerProcess, users: Users) -> None:
     for who in ({"username": "ada", "password": SECRET}, {"token": users.admin}):
         with wire(server.tcp_url, **who) as client:
             assert client.emit("orders.eu", {})["ok"]
 
 
 @pytest.mark.parametrize("who", [{}, {"token": "hw_nonsense"}, {"token": ""}, {"username": "eve", "password": SECRET}])
-def test_who_is_not_known_is_turned_away(server: Server, who: dict[str, str]) -> None:
+def test_who_is_not_known_is_turned_away(server: ServerProcess, who: dict[str, str]) -> None:
     told = refused(server, **who)
     assert (told["ok"], told["errCode"], told["errKind"]) == (False, "unauthenticated", "Denied")
 
 
-def test_scopes_count_for_each_frame(server: Server, users: Users) -> None:
+def test_scopes_count_for_each_frame(server: ServerProcess, users: Users) -> None:
     with wire(server.tcp_url, token=users.shop) as shop, wire(server.tcp_url, token=users.reader) as reader:
         assert shop.emit("orders.at", {})["ok"]
         shop.send(
@@ -118,7 +118,7 @@ def test_a_user_that_is_removed_loses_the_connection(tmp_path: Path) -> None:
         assert stays.emit("orders", {})["offset"] == stored
 
 
-def test_frames_are_counted_and_written_to_the_access_log(server: Server, users: Users) -> None:
+def test_frames_are_counted_and_written_to_the_access_log(server: ServerProcess, users: Users) -> None:
     with wire(server.tcp_url, token=users.admin) as client:
         client.emit("orders.counted", {})
         client.send(*[frame("EMIT", {"streamName": "orders.counted", "eventType": "t", "event": {}})] * 50)
@@ -150,7 +150,7 @@ def test_frames_are_counted_and_written_to_the_access_log(server: Server, users:
 class Secure(Wire):
     """A connection with TLS."""
 
-    def __init__(self, server: Server, context: ssl.SSLContext) -> None:
+    def __init__(self, server: ServerProcess, context: ssl.SSLContext) -> None:
         plain = socket.create_connection(("127.0.0.1", server.tcp_port), timeout=WAIT_S)
         self.socket = context.wrap_socket(plain, server_hostname="localhost")
         self._file = self.socket.makefile("rb")
