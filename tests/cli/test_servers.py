@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,12 +15,6 @@ from tests.cli.conftest import Run
 from tests.server.people import SECRET, add
 from tests.server.process import served
 from tests.server.serving import Server, serving
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
 
 
 @pytest.fixture

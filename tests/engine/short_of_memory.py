@@ -15,19 +15,13 @@ import headwater
 from headwater.errors import HeadwaterError, Unavailable
 from tests.log.interrupting import raised
 from tests.log.unsynced import open_unsynced
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 # errors.py turns it into an error, and has no memory to lose.
 ROOMS = ("directory/", "bucket/", "remote/", "consumers/", "log/", "disk/", "format/", "requests.py", "event.py")
 WITHIN = tuple(f"headwater/{part}" for part in ROOMS)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("memory") / "data") as running:
-        yield running
 
 
 @pytest.fixture(params=["directory", "bucket", "server"])

@@ -50,12 +50,6 @@ class Clicks:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("live") / "data") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def local(server: Server) -> Iterator[Store]:
     with open_directory(server.path) as opened:
         yield opened

@@ -23,7 +23,7 @@ from headwater.format import frames
 from headwater.format.batch import DATA
 from headwater.format.column import Column
 from headwater.opening import open_directory
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.server.tcp.wire import wire
 from tests.server.test_arrow_http import stream
 
@@ -53,10 +53,10 @@ bad = pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("bson") / "data") as running:
-        running.http.put("/topic/t", params={"data_bytes_max": 64 * MIB})
-        yield running
+def server_path(server_path: Path) -> Path:
+    with headwater.open(server_path) as hw:
+        hw.create("t", data_bytes_max=64 * MIB)
+    return server_path
 
 
 def refused(answer: Any) -> None:

@@ -22,7 +22,7 @@ from headwater.event import Event
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 from tests.planting import plant
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.waiting import wait_for
 
 PATIENCE_S = 20.0
@@ -33,9 +33,8 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data", limits=LIMITS) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return {"limits": LIMITS}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from headwater.format.batch import DATA
 from headwater.format.column import Column
 from headwater.requests import AppendMany
 from tests.planting import plant
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.server.tcp.wire import wire
 from tests.server.test_arrow_http import stream
 
@@ -42,10 +42,10 @@ wrong = pytest.mark.parametrize(("content", "good", "bad"), WRONG.values(), ids=
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("contents") / "data") as running:
-        running.http.put("/topic/t", params={"data_bytes_max": 64 * MIB})
-        yield running
+def server_path(server_path: Path) -> Path:
+    with headwater.open(server_path) as hw:
+        hw.create("t", data_bytes_max=64 * MIB)
+    return server_path
 
 
 def refused(answer: Any, index: int | None = None) -> None:

@@ -58,7 +58,8 @@ def tree(path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
+def process(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Run a server for each test, whose access log is its alone."""
     prepare(tmp_path / "data")
     with served(tmp_path / "data", "--access-log", str(tmp_path / "access.log")) as running:
         yield running
@@ -236,13 +237,13 @@ def logged(log: Path) -> list[dict[str, Any]]:
     "host", [pytest.param("127.0.0.1", marks=pytest.mark.torture), "localhost"]
 )
 def test_a_page_of_another_origin_changes_nothing_and_reads_nothing(
-    server: ServerProcess, tmp_path: Path, browse: Any, host: str
+    process: ServerProcess, tmp_path: Path, browse: Any, host: str
 ) -> None:
-    before = tree(server.path)
+    before = tree(process.path)
     reads = [path_of(route) for route in READS] + ["/consumer/c/t/items", "/consumer/waiting/t/items"]
     writes = [(route.method, path_of(route)) for route in ROUTES if route.method != "GET"]
-    tcp = server.tcp_url.replace("headwater://", "http://")
-    targets = json.dumps({"server": server.url, "tcp": tcp, "reads": reads, "writes": writes})
+    tcp = process.tcp_url.replace("headwater://", "http://")
+    targets = json.dumps({"server": process.url, "tcp": tcp, "reads": reads, "writes": writes})
     with site({"/page": ATTACK}) as other:
         address = httpx.URL(f"http://{host}:{other.port}/page", params={"targets": targets})
         browse(str(address), "--disable-popup-blocking")
@@ -259,4 +260,4 @@ def test_a_page_of_another_origin_changes_nothing_and_reads_nothing(
     assert tried >= {("GET", path.partition("?")[0]) for path in reads}
     assert tried >= {("POST", path.partition("?")[0]) for _, path in writes}
     assert ("OPTIONS", "/topic/t/items") in tried
-    assert tree(server.path) == before
+    assert tree(process.path) == before

@@ -6,7 +6,6 @@ import json
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,22 +14,16 @@ import httpx
 import pytest
 
 import headwater
-from tests.server.process import ServerProcess, http, served
+from tests.server.process import ServerProcess, http
 from tests.waiting import wait_for
 
 NDJSON = {"accept": "application/x-ndjson"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with served(tmp_path_factory.mktemp("items") / "data") as server:
-        yield server
-
-
 @pytest.fixture
-def topic(server: ServerProcess) -> str:
+def topic(process: ServerProcess) -> str:
     """The address of a new topic."""
-    url = f"{server.url}/topic/{uuid4()}"
+    url = f"{process.url}/topic/{uuid4()}"
     assert http.put(url).json() is True
     return url
 
@@ -63,28 +56,28 @@ def curl(*arguments: str) -> bytes:
 # Topics
 
 
-def test_a_topic_is_made_once(server: ServerProcess) -> None:
-    url = f"{server.url}/topic/once"
+def test_a_topic_is_made_once(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/once"
     assert curl("-X", "PUT", url) == b"true"
     assert curl("-X", "PUT", url) == b"false"
-    assert "once" in http.get(f"{server.url}/topics").json()
+    assert "once" in http.get(f"{process.url}/topics").json()
     assert http.delete(url).json() is True
-    assert "once" not in http.get(f"{server.url}/topics").json()
+    assert "once" not in http.get(f"{process.url}/topics").json()
     assert http.delete(url).status_code == 404
     assert http.get(url).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "tür und tor", ".", "..", "a b+c%", "x" * 1024, "\x01\n", "?#"])
-def test_a_name_is_never_a_path(server: ServerProcess, name: str) -> None:
+def test_a_name_is_never_a_path(process: ServerProcess, name: str) -> None:
     from urllib.parse import quote
 
-    url = f"{server.url}/topic/{quote(name, safe='')}"
+    url = f"{process.url}/topic/{quote(name, safe='')}"
     with httpx.Client() as client:  # which would follow dots in a path by itself
         request = client.build_request("PUT", url)
         request.url = httpx.URL(url).copy_with(raw_path=b"/topic/" + quote(name, safe="").replace(".", "%2E").encode())
         assert client.send(request).json() is True
-    assert name in http.get(f"{server.url}/topics").json()
-    assert {path.name for path in server.path.parent.iterdir()} == {"data"}
+    assert name in http.get(f"{process.url}/topics").json()
+    assert {path.name for path in process.path.parent.iterdir()} == {"data"}
 
 
 def test_a_topic_tells_what_it_is(topic: str) -> None:
@@ -93,8 +86,8 @@ def test_a_topic_tells_what_it_is(topic: str) -> None:
     assert (told["partitions"][0]["start"], told["partitions"][0]["end"]) == (0, 2)
 
 
-def test_settings_are_kept(server: ServerProcess) -> None:
-    url = f"{server.url}/topic/settled"
+def test_settings_are_kept(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/settled"
     http.put(url, params={"partitions": 3, "segment_bytes": 1_000_000, "retention_segments": 4, "compression": "zstd"})
     told = http.get(url).json()
     assert len(told["partitions"]) == 3
@@ -111,10 +104,10 @@ def test_an_item_is_answered_with_its_id(topic: str) -> None:
     assert read(topic) == [(0, b"item 0"), (1, b"item 1"), (2, b"item 2")]
 
 
-def test_the_answer_tells_where_the_event_is(server: ServerProcess, topic: str) -> None:
+def test_the_answer_tells_where_the_event_is(process: ServerProcess, topic: str) -> None:
     for query in ({}, {"expected_version": "none", "key": "k"}):  # the quick way, and the other
         answer = http.post(f"{topic}/items", content=b"x", params=query)
-        with headwater.open(server.path) as hw:
+        with headwater.open(process.path) as hw:
             (event,) = hw.read(topic.rpartition("/")[2], start=answer.json())
         assert answer.headers["headwater-id"] == str(event.id)
         assert answer.headers["headwater-partition"] == "0"
@@ -122,10 +115,10 @@ def test_the_answer_tells_where_the_event_is(server: ServerProcess, topic: str) 
     assert http.post(f"{topic}/items?durability=os", content=b"x").headers["headwater-durability"] == "os"
 
 
-def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: ServerProcess) -> None:
-    answer = http.post(f"{server.url}/topic/missing/items", content=b"x")
+def test_an_item_for_a_missing_topic_is_404_and_makes_none(process: ServerProcess) -> None:
+    answer = http.post(f"{process.url}/topic/missing/items", content=b"x")
     assert (answer.status_code, answer.json()["code"]) == (404, "topic_not_found")
-    assert "missing" not in http.get(f"{server.url}/topics").json()
+    assert "missing" not in http.get(f"{process.url}/topics").json()
 
 
 @pytest.mark.parametrize(
@@ -217,10 +210,10 @@ def test_lines_are_events(topic: str) -> None:
     assert events[0]["id"] == answer.json()["runs"][0]["id"]
 
 
-def test_what_was_read_can_be_appended_elsewhere(server: ServerProcess, topic: str) -> None:
+def test_what_was_read_can_be_appended_elsewhere(process: ServerProcess, topic: str) -> None:
     append(topic, b"\xff", type="raw", key="a")
     http.post(f"{topic}/items?type=doc", json={"a": [1, 2]})
-    copy = f"{server.url}/topic/{uuid4()}"
+    copy = f"{process.url}/topic/{uuid4()}"
     http.put(copy)
     read_first = http.get(f"{topic}/items", headers={"accept": "application/json"})
     for event in read_first.json():  # of one content each
@@ -236,14 +229,14 @@ def test_an_array_is_many_events_or_one(topic: str) -> None:
     assert [data for _, data in read(topic)] == [b"1", b'{"a":2}', b"[1,2]"]
 
 
-def test_many_events_are_spread_over_partitions(server: ServerProcess) -> None:
-    url = f"{server.url}/topic/{uuid4()}"
+def test_many_events_are_spread_over_partitions(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/{uuid4()}"
     http.put(f"{url}?partitions=3")
     lines = b"\n".join(b'{"key":"k%d","data":%d}' % (number % 5, number) for number in range(50))
     answer = http.post(f"{url}/items?events=true", content=lines, headers={"content-type": "application/x-ndjson"})
     told = answer.json()
     assert sorted(row for run in told["runs"] for row in run["rows"]) == list(range(50))
-    with headwater.open(server.path) as hw:
+    with headwater.open(process.path) as hw:
         for run in told["runs"]:
             events = list(hw.read(url.rpartition("/")[2], partition=run["partition"]))
             assert [event.value for event in events] == run["rows"]
@@ -304,27 +297,27 @@ def test_a_waiting_answer_ends_where_it_should(topic: str, ends: dict[str, Any],
     assert got == wanted
 
 
-def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: ServerProcess, topic: str) -> None:
+def test_a_waiting_answer_gives_what_others_append_to_the_directory(process: ServerProcess, topic: str) -> None:
     with (
         http.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer,
-        headwater.open(server.path) as hw,
+        headwater.open(process.path) as hw,
     ):
         hw.append(topic.rpartition("/")[2], b"from another process")
         assert items(next(answer.iter_raw())) == [(0, b"from another process")]
 
 
-def test_a_reader_that_leaves_is_forgotten(server: ServerProcess, topic: str) -> None:
+def test_a_reader_that_leaves_is_forgotten(process: ServerProcess, topic: str) -> None:
     with httpx.Client(verify=False) as client:
         with client.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer:
             append(topic, b"x")
             pieces = answer.iter_raw()  # which closes the connection when it is let go of
             next(pieces)
-            with_it = connections(server)
-        wait_for(lambda: connections(server) < with_it)
+            with_it = connections(process)
+        wait_for(lambda: connections(process) < with_it)
 
 
-def connections(server: ServerProcess) -> float:
-    lines = http.get(f"{server.url}/metrics").text.splitlines()
+def connections(process: ServerProcess) -> float:
+    lines = http.get(f"{process.url}/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith("headwater_http_connections ")).split()[1])
 
 
@@ -361,8 +354,8 @@ def test_times_and_ids_are_places_too(topic: str) -> None:
     assert read(topic, from_time="2100-01-01T00:00:00+02:00") == []
 
 
-def test_an_id_that_retention_has_deleted_is_gone(server: ServerProcess) -> None:
-    url = f"{server.url}/topic/{uuid4()}"
+def test_an_id_that_retention_has_deleted_is_gone(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/{uuid4()}"
     http.put(f"{url}?segment_bytes=4096")
     for _ in range(4):
         http.post(f"{url}/items", json=["x" * 1000] * 10)
@@ -376,8 +369,8 @@ def test_an_id_that_retention_has_deleted_is_gone(server: ServerProcess) -> None
     assert waiting.status_code == 410
 
 
-def test_several_partitions_need_a_name_where_a_number_is_all(server: ServerProcess) -> None:
-    url = f"{server.url}/topic/{uuid4()}"
+def test_several_partitions_need_a_name_where_a_number_is_all(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/{uuid4()}"
     http.put(f"{url}?partitions=2")
     http.post(f"{url}/items?partition=1", content=b"x")
     answer = http.get(f"{url}/items")
@@ -415,8 +408,8 @@ def test_an_empty_topic_reads_as_nothing_in_every_format(topic: str) -> None:
     assert http.get(f"{topic}/items?format=json").json() == []
 
 
-def test_much_is_read_in_order(server: ServerProcess, topic: str) -> None:
-    with headwater.open(server.path) as hw:
+def test_much_is_read_in_order(process: ServerProcess, topic: str) -> None:
+    with headwater.open(process.path) as hw:
         name = topic.rpartition("/")[2]
         data = [b"%07d" % number * (number % 9) for number in range(60_000)]
         for at in range(0, len(data), 7_000):

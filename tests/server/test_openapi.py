@@ -28,7 +28,8 @@ from schemathesis.specs.openapi.checks import (
 
 from headwater.server.http import openapi, parameters
 from headwater.server.http.routes import QUERY_NAMES, ROUTES
-from tests.server.serving import Server, serving
+from tests.log.unsynced import open_unsynced
+from tests.server.serving import Server
 
 CHECKS = [
     not_a_server_error,
@@ -68,21 +69,26 @@ app.query("top")(lambda views, limit=10: views.binder("baskets").find(limit=limi
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("fuzzed")
-    (path / "shop.py").write_text(SHOP)
-    with serving(path / "data", app=str(path / "shop.py")) as running:
-        running.http.put("/topic/baskets").raise_for_status()
-        running.http.post("/topic/baskets/items?key=ann&content=json", content=b'{"total": 3}').raise_for_status()
-        running.http.get("/binders/baskets/ann?at_least=0").raise_for_status()
-        running.http.put("/topic/orders?partitions=2").raise_for_status()
-        running.http.post("/topic/orders/items", content=b"x", params={"key": "k"}).raise_for_status()
-        yield running
+def server_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    app = tmp_path_factory.mktemp("app") / "shop.py"
+    app.write_text(SHOP)
+    return {"app": str(app)}
+
+
+@pytest.fixture(scope="module")
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
+        hw.create("baskets")
+        hw.append("baskets", b'{"total": 3}', key="ann", content="json")
+        hw.create("orders", partitions=2)
+        hw.append("orders", b"x", key="k")
+    return server_path
 
 
 @pytest.fixture(scope="module")
 def served(server: Server) -> Any:
-    """What the server says of itself, read by schemathesis."""
+    """Return the document of a server whose binder has caught up, read by schemathesis."""
+    server.http.get("/binders/baskets/ann?at_least=0").raise_for_status()
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ import headwater
 from headwater.format.settings import FORMAT
 from tests.server import people
 from tests.server.process import ServerProcess, served
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.waiting import wait_for
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -25,9 +26,8 @@ ITEMS = "/topic/{name}/items"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("seen") / "data", heartbeat_s=0.2) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return {"heartbeat_s": 0.2}
 
 
 @pytest.fixture(scope="module")

@@ -22,16 +22,10 @@ from headwater.limits import Limits
 from headwater.store import Store
 from tests.log.unsynced import open_unsynced
 from tests.server.process import ServerProcess
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 PATIENCE_S = 20.0
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ import headwater
 from headwater import Aggregate, App, Conflict, Event, Invalid, Repository, Store
 from headwater.opening import open_directory
 from headwater.views.aggregate import SNAPSHOT_EVENT
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 
 class Account(Aggregate):
@@ -42,12 +41,6 @@ class Account(Aggregate):
     def apply_note_added_2(self, event: Event) -> None:
         self._applied.append(event.offset)
         self.notes.append(event.value)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
 
 
 @pytest.fixture(params=["directory", "http"])

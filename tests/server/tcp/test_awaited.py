@@ -15,7 +15,7 @@ import pytest
 import headwater
 from tests.server import people
 from tests.server.process import ServerProcess, http, served
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
 
@@ -24,9 +24,8 @@ kinds = pytest.mark.parametrize("durable", [{}, {"durableID": "d"}], ids=["plain
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("awaited") / "data", limits={"awaited_topics_max": 3}) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return {"limits": {"awaited_topics_max": 3}}
 
 
 @pytest.fixture

@@ -52,12 +52,10 @@ def fill(hw: Store, totals: dict[str, int], app: App | None = None) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("query") / "data"
-    with open_directory(path) as hw:
+def server_path(server_path: Path) -> Path:
+    with open_directory(server_path) as hw:
         fill(hw, {name_of(number): number for number in range(DOCUMENTS)})
-    with serving(path) as running:
-        yield running
+    return server_path
 
 
 @pytest.fixture
