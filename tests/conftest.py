@@ -49,6 +49,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """Return a name that no other test uses; the topic is not created."""
+    return f"topic of {request.node.name}"
+
+
+@pytest.fixture
 def limits() -> Limits:
     """The limits of `hw`; a module that needs others defines this fixture."""
     return DEFAULTS

@@ -99,7 +99,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[ObjectStore]:
+def object_store(store_url: str) -> Iterator[ObjectStore]:
     opened = open_store(store_url, clock=Clock(), disk=Disk())
     yield opened
     opened.close()

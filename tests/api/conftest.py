@@ -27,9 +27,3 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def opened(address: str) -> Iterator[Store]:
     with headwater.open(address) as log:
         yield log
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
-    return f"topic of {request.node.name}"

@@ -84,13 +84,6 @@ def _stock(doc: Any, event: headwater.Event) -> Any:
     return {"n": line["n"], "kind": line.get("kind", "cup"), "changes": (doc["changes"] if doc else 0) + 1}
 
 
-@pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Store]:
-    """The directory that the server serves, opened in this process."""
-    with open_directory(server.path) as opened:
-        yield opened
-
-
 @pytest.fixture(params=["directory", "server"])
 def shop(request: pytest.FixtureRequest, local: Store, server: Server) -> Iterator[Shop]:
     with headwater.open(server.path if request.param == "directory" else server.url) as hw:

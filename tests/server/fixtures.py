@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from headwater.store import Store
+from tests.log.unsynced import open_unsynced
 from tests.server.process import ServerProcess, served
 from tests.server.serving import Server, serving
 
@@ -32,6 +34,19 @@ def server(server_path: Path, server_settings: dict[str, Any]) -> Iterator[Serve
     """Serve HTTP and TCP with `server_settings`; the tests of a module use topics of their own."""
     with serving(server_path, **server_settings) as running:
         yield running
+
+
+@pytest.fixture
+def server_url(server: Server) -> str:
+    """Return the URL of a server that speaks HTTP: `server`, unless a module defines another."""
+    return server.url
+
+
+@pytest.fixture(scope="module")
+def local(server: Server) -> Iterator[Store]:
+    """Open the log of `server` beside it, as another process of the same machine does."""
+    with open_unsynced(server.path) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

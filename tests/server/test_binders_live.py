@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 import headwater
 from headwater import App
-from headwater.opening import open_directory
 from headwater.store import Store
 from tests.server.eventsource import Got, Source, subscribed
 from tests.server.process import ServerProcess
@@ -47,12 +45,6 @@ class Clicks:
     def click(self, *keys: str, type: str = "click") -> None:
         self.hw.append_many(self.topic, [{}] * len(keys), keys=list(keys), types=type)
         self.app.catch_up(self.hw)
-
-
-@pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Store]:
-    with open_directory(server.path) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def server_path(server_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(server: Server) -> Any:
+def schema(server: Server) -> Any:
     """Return the document of a server whose binder has caught up, read by schemathesis."""
     server.http.get("/binders/baskets/ann?at_least=0").raise_for_status()
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
@@ -256,15 +256,15 @@ def fuzz(served: Any, method: str, pattern: str, examples: int, **path: str) -> 
 
 
 @pytest.mark.parametrize(("method", "pattern"), NAMED)
-def test_whatever_is_asked_is_answered_as_the_document_tells(served: Any, method: str, pattern: str) -> None:
-    fuzz(served, method, pattern, 4)
+def test_whatever_is_asked_is_answered_as_the_document_tells(schema: Any, method: str, pattern: str) -> None:
+    fuzz(schema, method, pattern, 4)
     if "{" in pattern and method != "DELETE":
-        fuzz(served, method, pattern, 8, **there(pattern))
+        fuzz(schema, method, pattern, 8, **there(pattern))
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize(("method", "pattern"), NAMED)
-def test_whatever_is_asked_for_long_is_answered_so(served: Any, method: str, pattern: str) -> None:
-    fuzz(served, method, pattern, 1000)
+def test_whatever_is_asked_for_long_is_answered_so(schema: Any, method: str, pattern: str) -> None:
+    fuzz(schema, method, pattern, 1000)
     if "{" in pattern and method != "DELETE":
-        fuzz(served, method, pattern, 2000, **there(pattern))
+        fuzz(schema, method, pattern, 2000, **there(pattern))

@@ -31,7 +31,7 @@ def server_settings() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
+def guarded_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
     """A server with users, an access log and an application, and what says that one is the user `ann`."""
     path = tmp_path_factory.mktemp("guarded")
     token = people.add(path / "users.json", "ann", token=True)
@@ -109,8 +109,8 @@ def test_lag_is_counted_of_consumers_in_other_processes_too(server: Server) -> N
     assert Figures(server.http)("headwater_consumer_lag_events", **labels) == 6
 
 
-def test_the_docs_list_every_family(guarded: tuple[ServerProcess, dict[str, str]]) -> None:
-    running, ann = guarded
+def test_the_docs_list_every_family(guarded_process: tuple[ServerProcess, dict[str, str]]) -> None:
+    running, ann = guarded_process
     page = (DOCS / "RUNNING.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `(headwater_\w+)`", page, re.MULTILINE))
     with httpx.Client(base_url=running.url, headers=ann) as http:
@@ -141,17 +141,19 @@ def test_version_tells_what_runs(server: Server) -> None:
 
 
 def test_health_and_version_are_for_all_and_figures_for_those_who_may_read_everything(
-    guarded: tuple[ServerProcess, dict[str, str]],
+    guarded_process: tuple[ServerProcess, dict[str, str]],
 ) -> None:
-    running, ann = guarded
+    running, ann = guarded_process
     with httpx.Client(base_url=running.url) as http:
         assert [http.get(path).status_code for path in ("/health", "/version", "/openapi.json")] == [200] * 3
         assert http.get("/metrics").status_code == 401
         assert http.get("/metrics", headers=ann).status_code == 200
 
 
-def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[ServerProcess, dict[str, str]]) -> None:
-    running, ann = guarded
+def test_the_access_log_tells_every_request_and_no_secret(
+    guarded_process: tuple[ServerProcess, dict[str, str]],
+) -> None:
+    running, ann = guarded_process
     path = running.path.parent / "access.log"
     with httpx.Client(base_url=running.url) as http:
         http.put("/topic/orders", headers=ann).raise_for_status()
@@ -183,8 +185,10 @@ def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[ServerP
     assert all(line["ms"] > 0 for line in kept), kept
 
 
-def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(guarded: tuple[ServerProcess, dict[str, str]]) -> None:
-    running, _ = guarded
+def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(
+    guarded_process: tuple[ServerProcess, dict[str, str]],
+) -> None:
+    running, _ = guarded_process
     path = running.path.parent / "access.log"
     with httpx.Client(base_url=running.url) as http:
         path.rename(path.with_suffix(".1"))

@@ -30,9 +30,3 @@ def driven(server_path: Path, driven_limits: ServerLimits) -> Iterator[Driven]:
 def client(server: Server) -> Iterator[Wire]:
     with wire(server.tcp_url) as made:
         yield made
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
-    return f"topic of {request.node.name}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,6 @@ kinds = pytest.mark.parametrize("durable", [{}, {"durableID": "d"}], ids=["plain
 @pytest.fixture(scope="module")
 def server_settings() -> dict[str, Any]:
     return {"limits": {"awaited_topics_max": 3}}
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{next(_numbers)}"
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Wire]:
-    with wire(server.tcp_url) as opened:
-        yield opened
 
 
 def subscribe(client: Wire, topic: str, **fields: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,6 @@ class Clicks:
     def click(self, *keys: str, type: str = "click", size: int = 0) -> None:
         self.hw.append_many(self.topic, [{"size": size}] * len(keys), keys=list(keys), types=type)
         self.app.catch_up(self.hw)
-
-
-@pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Store]:
-    with open_directory(server.path) as opened:
-        yield opened
 
 
 @pytest.fixture
