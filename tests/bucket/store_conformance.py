@@ -1,7 +1,7 @@
 """What every object store does: one suite that all of them pass.
 
-Subclass `StoreConformance` and give it the fixtures `store`, a fresh one, and `contention`, how much of it the server
-behind it bears: some let those who lose a race for a key wait for a second.
+Subclass `StoreConformance` and give it the fixtures `object_store`, an empty one, and `contention`: how many clients at
+once the server behind it can bear, as some servers let those that lose a race for a key wait for a second.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,14 +12,8 @@ from headwater.bucket.opening import open_store
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unavailable
 from headwater.limits import Limits
-from tests.bucket.chaos import Chaos, chaotic
+from tests.bucket.chaos import Chaos
 from tests.servers import Seaweed
-
-
-@pytest.fixture
-def chaos_proxy(seaweed: Seaweed) -> Iterator[Chaos]:
-    with chaotic(seaweed.endpoint) as proxy:
-        yield proxy
 
 
 def opened(seaweed: Seaweed, prefix: str, proxy: Chaos | None = None) -> ObjectStore:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import pytest
 import headwater
 from headwater.limits import DEFAULTS, Limits
 from headwater.store import Store
-from tests.bucket.chaos import Chaos, Seen, chaotic
+from tests.bucket.chaos import Chaos, Seen
 from tests.servers import Seaweed
 from tests.waiting import wait_for
 
@@ -54,12 +53,6 @@ def table(first: str) -> list[list[str]]:
 def told(words: str) -> Requests:
     (row,) = (row for row in table("what is done") if words in row[0])
     return Requests(float(row[1]), float(row[2]))
-
-
-@pytest.fixture
-def chaos_proxy(seaweed: Seaweed) -> Iterator[Chaos]:
-    with chaotic(seaweed.endpoint) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def process(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of `place`."""
+    """Return the path of the log of `server_url`."""
     path = tmp_path_factory.mktemp("prepared") / "data"
     prepare(path)
     return path

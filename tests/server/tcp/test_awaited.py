@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.server.serving import Server
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
 
-_numbers = count()
 kinds = pytest.mark.parametrize("durable", [{}, {"durableID": "d"}], ids=["plain", "durable"])
 
 
