@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater.bucket.directory_store import DirectoryStore
-from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.object_store import ObjectStore, probe
 from headwater.bucket.opening import open_store
-from headwater.bucket.probe import probe
 from headwater.bucket.s3_store import S3Store
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unsupported
