@@ -17,9 +17,9 @@ from tests.bucket.chaos import chaotic
 from tests.servers import BUCKET, Seaweed
 
 
-def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(store: ObjectStore) -> None:
-    probe(store, Clock())
-    assert list(store.list("")) == []
+def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(object_store: ObjectStore) -> None:
+    probe(object_store, Clock())
+    assert list(object_store.list("")) == []
 
 
 @pytest.mark.parametrize(
