@@ -11,7 +11,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from bench.http.load import CONNECTIONS, has_wrk, wrk, wrk_script, xadd
+from bench.http.load import CONNECTIONS, PRODUCERS, has_wrk, wrk, wrk_script, xadd
 from bench.http.servers import Server, headwater_server, redis_server, uvicorn_server
 from bench.peers import MISSING_REDIS
 from bench.rounds import Contender, Samples, interleave
@@ -35,6 +35,7 @@ def single(work: Work) -> list[Row]:
         mounted = _served(stack, home / "asgi", uvicorn_server)
         contenders: dict[str, Contender] = {
             "headwater": lambda: wrk(ours, ITEMS, script, seconds),
+            "producers": lambda: wrk(ours, ITEMS, PRODUCERS, seconds),
             "asgi": lambda: wrk(mounted, ITEMS, script, seconds),
             "os": lambda: wrk(ours, f"{ITEMS}?durability=os", script, seconds),
         }
@@ -46,6 +47,14 @@ def single(work: Work) -> list[Row]:
     clients = f"{CONNECTIONS} clients"
     return [
         _against(name, samples, "headwater", "always", f"Redis XADD, appendfsync=always, {clients}", ratio_of(1)),
+        _against(
+            f"HTTP: append with key, producer and JSON, {CONNECTIONS} connections, durable",
+            samples,
+            "producers",
+            "headwater",
+            "the same without key, producer and JSON",
+            ratio_of(0.9),
+        ),
         _against(name, samples, "headwater", "asgi", "the same as ASGI under uvicorn"),
         _against(
             f"HTTP: append, {CONNECTIONS} connections, os",
@@ -144,7 +153,8 @@ BENCHMARKS = (
         "http-appends",
         f"`wrk` posts 100-byte items over {CONNECTIONS} connections to `headwater serve`, each answered when it is on "
         "disk; `redis-benchmark` does XADDs of 100 bytes over as many connections. Both servers are on loopback, their "
-        "files in one directory. The ASGI application runs under uvicorn with uvloop and httptools.",
+        "files in one directory. A second script sends what the Python client does: a type, a key, a producer with its "
+        "next seq, and JSON of about 100 bytes. The ASGI application runs under uvicorn with uvloop and httptools.",
         single,
     ),
     Benchmark(

@@ -14,6 +14,9 @@ from bench.work import EVENT_BYTES
 CONNECTIONS = 64
 MISSING_WRK = "wrk is not installed (apt install wrk): HTTP appends are not measured"
 
+PRODUCERS = Path(__file__).parent / "producers.lua"
+"""The script of wrk that appends as the Python client does, with key, producer and JSON."""
+
 _SCRIPT = """
 local file = io.open("{body}", "rb")
 wrk.method = "POST"
@@ -25,7 +28,7 @@ _RATE = re.compile(r"Requests/sec:\s*([\d.]+)")
 
 
 def has_wrk() -> bool:
-    """Whether wrk is there; says so, loudly, if not."""
+    """Return whether wrk is installed; prints a notice if not."""
     if shutil.which("wrk") is None:
         print(MISSING_WRK, file=sys.stderr)
         return False
@@ -33,7 +36,7 @@ def has_wrk() -> bool:
 
 
 def wrk_script(directory: Path, name: str, body: bytes, media: str) -> Path:
-    """What wrk sends: the same body again and again."""
+    """Write and return a script of wrk that sends the same body again and again."""
     content = directory / f"{name}.body"
     content.write_bytes(body)
     script = directory / f"{name}.lua"
@@ -42,7 +45,7 @@ def wrk_script(directory: Path, name: str, body: bytes, media: str) -> Path:
 
 
 def wrk(server: Server, path: str, script: Path, seconds: int, connections: int = CONNECTIONS) -> float:
-    """Requests per second that were answered with 200."""
+    """Return the requests per second that were answered with 200."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(script), f"{server.url}{path}"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = _RATE.search(shown)
@@ -52,7 +55,7 @@ def wrk(server: Server, path: str, script: Path, seconds: int, connections: int 
 
 
 def xadd(server: Server, count: int, pipeline: int = 1) -> float:
-    """XADDs per second of redis-benchmark, with as many connections and as large values."""
+    """Return the XADDs per second of redis-benchmark, with as many connections and as large values."""
     value = "x" * EVENT_BYTES
     options = ["-p", str(server.port), "-c", str(CONNECTIONS), "-n", str(count), "-P", str(pipeline), "--csv"]
     command = ["redis-benchmark", *options, "XADD", "events", "*", "data", value]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
 import pytest
 
-from headwater.server.http.openapi import OPERATIONS
-from tests.server.serving import Server, serving
+from headwater.server.http.routes import ROUTES
+from tests.log.unsynced import open_unsynced
+from tests.server.serving import Server
 from tests.server.test_binders import fill
 
 DEEP = 200_000
@@ -40,20 +40,17 @@ BODIES = {
 }
 CLOUD = ("application/cloudevents+json", "application/cloudevents-batch+json")
 MEDIA = ("application/json", "application/x-ndjson", *CLOUD)
-ROUTES = sorted(
-    pattern for (method, pattern), operation in OPERATIONS.items() if method == "POST" and operation.body is not None
-)
+PATTERNS = sorted(route.pattern for route in ROUTES if route.method == "POST" and route.body is not None)
 SOUND = {"a number of many digits", "a field of many digits", "a large exponent", "the same name twice"}  # as data
 OTHERS = {"/api/events"}  # to which it is mere text
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path: Path = tmp_path_factory.mktemp("hostile") / "data"
-    fill(path, ann=10)
-    with serving(path) as running:
-        running.http.put("/topic/t")
-        yield running
+def server_path(server_path: Path) -> Path:
+    fill(server_path, ann=10)
+    with open_unsynced(server_path) as hw:
+        hw.create("t")
+    return server_path
 
 
 def path_of(pattern: str) -> str:
@@ -62,7 +59,7 @@ def path_of(pattern: str) -> str:
     return pattern + ("?type=x" if pattern == "/api/events" else "")
 
 
-@pytest.mark.parametrize("pattern", ROUTES)
+@pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_that_cannot_be_used_is_400(server: Server, pattern: str, name: str) -> None:
     body = BODIES[name]

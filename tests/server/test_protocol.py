@@ -11,10 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
+from headwater.server.http.errors import STATUS_BY_CODE, STATUS_BY_KIND
+from headwater.server.http.message import Response, head
+from tests.log.unsynced import open_unsynced
 from tests.server.serving import Answer, Server, answers, serving, until_closed
 
 HOST = b"Host: localhost\r\n"
@@ -25,10 +29,10 @@ HEALTH = b"GET /health HTTP/1.1\r\n" + HOST
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        running.http.put("/topic/orders").raise_for_status()
-        yield running
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
+        hw.create("orders")
+    return server_path
 
 
 @pytest.fixture(scope="module")
@@ -482,3 +486,9 @@ def test_too_many_connections_are_refused_and_the_others_go_on(strict: Server) -
     deadline = time.monotonic() + 10
     while only(strict.raw(HEALTH + CLOSE + b"\r\n")).status == 503:
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("status", sorted({*STATUS_BY_CODE.values(), *STATUS_BY_KIND.values(), 200, 204}))
+def test_a_status_has_the_phrase_of_the_standard_library(status: int) -> None:
+    line = head(Response(status), length=0, close=False).partition(b"\r\n")[0]
+    assert line == f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()

@@ -40,14 +40,14 @@ class Access(Protocol):
     """The value of `WWW-Authenticate` in answers that say 401; empty for none."""
 
     def known(self, headers: Mapping[str, str], client: Client) -> User | None:
-        """Who it is, if that is known without waiting: on the loop's thread, in microseconds, without I/O.
+        """Return the user if it is known without waiting: on the loop's thread, in microseconds, without I/O.
 
         None when only `check` can tell. It raises nothing.
         """
         ...
 
     def check(self, headers: Mapping[str, str], client: Client) -> User:
-        """Who it is, at any price: called in a worker thread, several at once.
+        """Return the user, even if that takes long: called in a worker thread, several at once.
 
         Raises Denied with the code `unauthenticated`, or Unavailable where one is to wait before trying again. It may
         leave what it learned in `client.cache`, for `known`.
@@ -74,7 +74,7 @@ VERBS: dict[Action, str] = {"read": "read", "append": "append to", "admin": "adm
 
 
 def chosen(spec: str) -> Access:
-    """What `--access NAME[:ARGUMENT]` names: `open`, `users:FILE`, or an entry point, called with the argument.
+    """Return what `--access NAME[:ARGUMENT]` names: `open`, `users:FILE`, or an entry point, called with the argument.
 
     Raises Invalid with the code `bad_access` if there is no such thing; what an entry point raises passes through.
     """

@@ -18,7 +18,7 @@ import msgspec
 
 from headwater.disk.disk import Clock, Disk
 from headwater.event import time_of
-from headwater.server.http.parameters import QUERY_NAMES
+from headwater.server.http.routes import QUERY_NAMES
 
 QUEUE_MAX = 10_000  # lines that wait: at most some 20 MB, and what a second of a busy server brings
 LINES_PER_WRITE = 1000

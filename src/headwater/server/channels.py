@@ -51,17 +51,17 @@ class StreamFormat(Protocol):
 
     @property
     def opening(self) -> bytes:
-        """What is written at once."""
+        """Return what is written at once."""
         ...
 
     @property
     def first(self) -> bytes:
-        """What is written before the first event, in one with it."""
+        """Return what is written before the first event, together with it."""
         ...
 
     @property
     def heartbeat(self) -> bytes:
-        """What says nothing; empty if there is no way to."""
+        """Return a heartbeat; empty if the format has none."""
         ...
 
     def encode(self, batches: Sequence[EventBatch], before: Offsets) -> Iterator[bytes]:

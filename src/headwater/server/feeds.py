@@ -101,7 +101,7 @@ class Feeds:
         bytes_max: int,
         **selection: Any,
     ) -> AsyncGenerator[list[EventBatch], None]:
-        """What is there from `start` to before the offset `stop`, and with `wait` what comes: some batches at a time.
+        """Return events from `start` to before the offset `stop`, and with `wait` new ones: some batches at a time.
 
         For readers that share with nobody. Raises as `subscribe`; the iteration also when the topic is deleted, or with
         NotFound and the code `offset_gone` when retention passes it. It ends when the server stops.
@@ -194,7 +194,7 @@ class Feeds:
 async def beating(
     found: AsyncGenerator[list[EventBatch], None], seconds: float
 ) -> AsyncGenerator[list[EventBatch] | None, None]:
-    """What is found, and None whenever nothing was for so long."""
+    """Yield the batches, and None whenever there were none for so many seconds."""
     looking: asyncio.Future[list[EventBatch] | None] | None = None
     try:
         while True:

@@ -1,5 +1,6 @@
 """Access by a users file: tokens, passwords and certificates.
 
+`Attempts` limits guesses of passwords: failures of each address, and concurrent checks. Its memory is bounded.
 `known` uses dictionaries only. `check` reloads a changed file first, so that a new token is valid at once. A revoked
 token is valid for at most `users_look_s`: if the file was not checked for that long, `known` defers to `check`.
 Safe from any thread.
@@ -7,18 +8,20 @@ Safe from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import logging
+import math
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from headwater.disk.disk import Clock, Disk
-from headwater.errors import Denied, HeadwaterError
+from headwater.errors import Denied, HeadwaterError, Unavailable
 from headwater.limits import SERVER_DEFAULTS, ServerLimits
-from headwater.server.attempts import Attempts
 from headwater.server.http.message import Client
 from headwater.server.scopes import User
 from headwater.server.users import Password, read
@@ -75,7 +78,7 @@ class FileAccess:
         raise _unauthenticated(f"unsupported Authorization scheme {scheme[:40]!r}: use Bearer or Basic", "")
 
     def _look_up(self, headers: Mapping[str, str], client: Client) -> User | None:
-        """Who it is, from memory alone; None if that does not tell."""
+        """Return the user, from memory alone; None if it is not known."""
         said = headers.get("authorization")
         users = self._users
         if said is None:
@@ -104,7 +107,7 @@ class FileAccess:
         return users.users[name]
 
     def _digest(self, said: str) -> bytes:
-        """What stands for a password in memory: useless without a key that is new in each process."""
+        """Return what stands for a password in memory: useless without a key that is new in each process."""
         return hashlib.blake2b(said.encode(errors="replace"), key=self._key, digest_size=32).digest()
 
     def _renew(self) -> None:
@@ -140,3 +143,62 @@ def _name_and_password(credentials: str) -> tuple[str, bytes]:
 
 def _unauthenticated(message: str, hint: str) -> Denied:
     return Denied(message, hint=hint, code="unauthenticated")
+
+
+class Attempts:
+    """The failures of each address, and turns to check a password."""
+
+    def __init__(self, limits: ServerLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._mutex = Lock()  # protects what follows
+        self._free_at: dict[
+            str, float
+        ] = {}  # when all failures of an address are forgotten; the last to fail at the end
+        self._queue = BoundedSemaphore(limits.password_queue_max)
+        self._checks = BoundedSemaphore(limits.password_checks_max)
+
+    @contextlib.contextmanager
+    def turn(self, address: str) -> Iterator[None]:
+        """Wait for a turn to check a password; raises Unavailable if there were too many failures, or too many wait."""
+        self._admit(_network(address))
+        if not self._queue.acquire(blocking=False):
+            raise Unavailable("too many passwords are waiting to be checked", hint="try again soon", code="overloaded")
+        try:
+            with self._checks:
+                yield
+        finally:
+            self._queue.release()
+
+    def failed(self, address: str) -> None:
+        """Count a wrong password."""
+        network, now = _network(address), self._clock.monotonic()
+        with self._mutex:
+            since = max(self._free_at.pop(network, now), now)
+            self._free_at[network] = since + self._limits.password_retry_s
+            if len(self._free_at) > self._limits.password_addresses_max:
+                self._free_at.pop(next(iter(self._free_at)))
+
+    def _admit(self, network: str) -> None:
+        allowed = self._limits.password_retry_s * (self._limits.password_failures_max - 1)
+        wait_s = self._free_at.get(network, -math.inf) - self._clock.monotonic() - allowed
+        if wait_s > 0:
+            raise Unavailable(
+                f"too many wrong passwords from {network}",
+                hint=f"wait {math.ceil(wait_s)} s; tokens are not limited",
+                code="too_many_failures",
+                retry_s=math.ceil(wait_s),
+            )
+
+
+def _network(address: str) -> str:
+    """Return the network whose failures count together: one address, or the 2^64 of IPv6 that one customer has."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found.packed, 64), strict=False))

@@ -221,7 +221,7 @@ class RemoteMember:
             self._changed.notify()
 
     async def look(self) -> MemberState:
-        """What the member holds, after a look for more that began after this call."""
+        """Return what the member holds, after a poll that began after this call."""
         return (await self._ask(None))[1]
 
     async def seek(self, at: Position, partition: int | None) -> tuple[dict[int, int], MemberState]:
@@ -321,7 +321,7 @@ class RemoteMember:
             self._look_around(looks, idle=turn.open and not came)
 
     def _next_turn(self) -> Turn | None:
-        """What is to be done next; waits while nothing may be sent. None when it is over."""
+        """Return what is to be done next; waits while nothing may be sent. None when it is over."""
         with self._changed:
             lost = self._window.hold(self.consumer.fences)
             now = monotonic()

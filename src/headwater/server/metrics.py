@@ -12,9 +12,12 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headwater.disk.disk import Disk
-from headwater.server.accesslog import AccessLog
+
+if TYPE_CHECKING:
+    from headwater.server.accesslog import AccessLog
 
 # In seconds. A commit is a sync: tens of microseconds on an SSD, tens of milliseconds on a disk that turns.
 COMMIT_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -27,7 +30,7 @@ CODES_MAX = 200  # ours are some dozens; a plug-in may bring its own
 
 
 class Histogram:
-    """How many were at most each bound, and their sum."""
+    """A histogram: counts of values by bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 

@@ -126,7 +126,7 @@ def _connections(metrics: Metrics) -> Iterator[Metric]:
 
 
 def _log(metrics: Metrics, store: Store) -> Iterator[Metric]:
-    """What the directory holds: of the topics that have labels, and of as many others as may have one."""
+    """Yield metrics of the directory: of topics that have labels, and of as many others as may have one."""
     errors = 0
     try:
         names = store.topics()

@@ -22,12 +22,12 @@ HINT = "a scope is actions, a colon and a pattern of topics, as in 'read,append:
 
 
 def binder_scope(name: str) -> str:
-    """What a pattern must match for the right to a binder."""
+    """Return what a pattern must match for the right to a binder."""
     return f"binder/{name}"
 
 
 def query_scope(name: str) -> str:
-    """What a pattern must match for the right to ask a query with a name."""
+    """Return what a pattern must match for the right to run a named query."""
     return f"query/{name}"
 
 

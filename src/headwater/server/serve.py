@@ -41,7 +41,7 @@ _log = logging.getLogger("headwater.server")
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
-    """Where to listen. Port 0 takes any that is free."""
+    """An address to listen on. Port 0 takes any that is free."""
 
     host: str
     port: int
@@ -69,7 +69,7 @@ def serve(
 ) -> None:
     """Serve a log directory until SIGTERM or SIGINT, over HTTP and, at the address `tcp`, by frames.
 
-    `ready` hears the URLs, apart by a space, once connections are accepted.
+    `ready` is called with the URLs, separated by a space, once connections are accepted.
 
     Raises Invalid if it would be open to the network without authentication, Unavailable if it cannot listen, and what
     keeps the application of the settings from running.
@@ -177,7 +177,7 @@ async def _renew(certificate: Certificate) -> None:
 def _protocols(
     connections: Connections, address: ListenAddress, tcp: ListenAddress | None
 ) -> list[tuple[ListenAddress, str, Callable[[], asyncio.Protocol]]]:
-    """What is spoken where: the address, the scheme of its URL, and what makes a connection."""
+    """Return the protocols to serve: the address, the scheme of its URL, and what makes a connection."""
     spoken: list[tuple[ListenAddress, str, Callable[[], asyncio.Protocol]]]
     spoken = [(address, "http", partial(http.ServerConnection, connections))]
     if tcp is not None:

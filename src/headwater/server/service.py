@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 from headwater.consumers.log_consumers import log_consumers
 from headwater.server.access import Access
 from headwater.server.apps import Application
-from headwater.server.arrivals import Arrivals
 from headwater.server.changes import ChangeFeeds
 from headwater.server.commits import Commits
 from headwater.server.feeds import Feeds
@@ -21,6 +20,7 @@ from headwater.server.members import Members
 from headwater.server.metrics import Metrics
 from headwater.server.replicas import Replicas
 from headwater.server.settings import ServerSettings
+from headwater.server.watches import Arrivals
 from headwater.store import Store
 from headwater.views.local_views import LocalViews
 

@@ -34,7 +34,7 @@ ESCAPED = str.maketrans({character: f"\\{character}" for character in ',+"\\<>;'
 
 
 def context(cert: str | Path, key: str | Path, client_ca: str | Path | None = None) -> ssl.SSLContext:
-    """What to serve TLS with: version 1.2 or newer; with `client_ca`, only for clients with a certificate of it.
+    """The TLS to serve with: version 1.2 or newer; with `client_ca`, only for clients with a certificate of it.
 
     `cert` begins with the server's own certificate, those between it and the root follow. Raises NotFound for a missing
     file, Invalid for one that cannot be used.

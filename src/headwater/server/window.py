@@ -31,7 +31,7 @@ class AckWindow:
         return min(CHUNK_EVENTS, self._events_max - self.events), min(CHUNK_BYTES, self._bytes_max - self.bytes)
 
     def add(self, events: Sequence[Event], in_memory: int) -> None:
-        """What is sent; an event that failed may be there already. Data above `in_memory` is not sent."""
+        """Add events that are sent; an event that failed may be there already. Data above `in_memory` is not sent."""
         sizes = self._sizes.setdefault(events[0].partition, {})
         for event in events:
             size = event.size if event.size <= in_memory else 0
@@ -40,7 +40,7 @@ class AckWindow:
             sizes[event.offset] = size
 
     def done(self, partition: int, first: int, end: int) -> None:
-        """What is acked, or not held any more; offsets that are not in the window are fine."""
+        """Remove events that are acked, or not held any more; offsets that are not in the window are fine."""
         sizes = self._sizes.get(partition, {})
         offsets = range(first, end)
         for offset in offsets if len(offsets) <= len(sizes) else list(sizes):

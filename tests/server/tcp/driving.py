@@ -176,7 +176,7 @@ class Driven:
 
 
 @contextlib.contextmanager
-def driven(path: Path, limits: ServerLimits = SERVER_DEFAULTS) -> Iterator[Driven]:
+def driving(path: Path, limits: ServerLimits = SERVER_DEFAULTS) -> Iterator[Driven]:
     with asyncio.Runner() as runner, open_directory(path, durability="os") as engine:
         made = Driven(runner, engine, limits)
         try:

@@ -19,7 +19,7 @@ from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.events import EventBatch
 from headwater.limits import DEFAULTS, Limits
 from headwater.server.wire import arrow, pieces
-from headwater.server.wire.parsed import ParsedEvents
+from headwater.server.wire.decoding import ParsedEvents
 from headwater.server.wire.pieces import Cut
 from tests import strategies
 from tests.server.wire.logs import event_batches, opened

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import Invalid, TooLarge
 from headwater.limits import DEFAULTS
-from headwater.server.wire import cloudevents, elements, lines
+from headwater.server.wire import cloudevents, decoding, lines
 
 JSON = st.recursive(
     st.none() | st.integers(-9, 9) | st.text('a",[]{}\\ü\n', max_size=8),
@@ -23,10 +23,10 @@ JSON = st.recursive(
 @given(st.lists(JSON, max_size=12), st.integers(1, 14), st.integers(1, 7))
 def test_elements_are_counted_wherever_a_block_ends(values: list[object], most: int, block: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(elements, "COMMAS_MAX", 0)
-        patched.setattr(elements, "BLOCK_BYTES", block)
+        patched.setattr(decoding, "COMMAS_MAX", 0)
+        patched.setattr(decoding, "BLOCK_BYTES", block)
         array = msgspec.json.encode(values)
-        assert elements.more_than(array, most) == (len(values) > most and b"," in array)
+        assert decoding.more_than(array, most) == (len(values) > most and b"," in array)
 
 
 @pytest.mark.parametrize(

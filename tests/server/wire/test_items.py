@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headwater.format.events import EventBatch
 from headwater.server.wire import items, pieces
+from headwater.server.wire.batches import splice
 from headwater.server.wire.pieces import Cut
-from headwater.server.wire.splice import splice
 from tests.server.wire.logs import event_batches, made, of, opened
 from tests.strategies import NOW_TICKS, Batch, Row
 

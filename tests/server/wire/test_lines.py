@@ -16,8 +16,8 @@ from headwater.format import jsonl
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
-from headwater.server.wire import elements, lines, pieces
-from headwater.server.wire.parsed import ParsedEvents
+from headwater.server.wire import decoding, lines, pieces
+from headwater.server.wire.decoding import ParsedEvents
 from headwater.server.wire.pieces import Cut
 from tests import strategies
 from tests.server.wire.logs import event_batches, made, of, opened
@@ -277,7 +277,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
 
 
 def test_a_long_array_of_arrays_is_counted_by_its_own_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elements, "COMMAS_MAX", 100)
+    monkeypatch.setattr(decoding, "COMMAS_MAX", 100)
     limits = Limits(batch_events_max=5)
     inner = b"[" + b'1,"],[",{"a,":[2,3]},' * 20 + b'"\\"],"]'
     assert lines.parse_array(b"[" + b",".join([inner] * 5) + b"]", limits).count == 5

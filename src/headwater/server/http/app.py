@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from time import perf_counter
 
 from headwater.errors import Denied, HeadwaterError, out_of_memory
-from headwater.server.access import User, require
+from headwater.server.access import require
 from headwater.server.http.errors import of_status, response_of
 from headwater.server.http.message import Client, Headers, Request, Response
-from headwater.server.http.plain import PlainAppends
-from headwater.server.http.routes import Route, Router, allowed
+from headwater.server.http.prompt_appends import PromptAppends
+from headwater.server.http.route import Route
+from headwater.server.http.router import Router, allowed
 from headwater.server.scopes import NOBODY
 from headwater.server.service import Service
 
@@ -34,15 +35,14 @@ class HttpApplication:
         self._router = Router()
         self._check_host = check_host
         self._budget = service.budget
-        self.plain = PlainAppends(self)
+        self.prompt_appends = PromptAppends(self)
 
     # Everything
 
     async def answer(self, request: Request) -> Response:
-        """Return the answer to a request, whatever becomes of it."""
+        """Return the response to a request, also if it fails."""
         begun = perf_counter()
         request.budget = self._budget
-        headers = self._cors(request) + (UNCHECKED if self.service.ignored(request.headers) else ())
         try:
             if request.failure is not None:
                 raise request.failure
@@ -58,38 +58,46 @@ class HttpApplication:
             response = _failed(error)
         finally:
             self._budget.give_back(request.held)
+        headers = self.headers_of(request)
         if headers:
             response.headers = (*response.headers, *headers)
-        self.service.metrics.route(request.method, request.route).answered(response.status, perf_counter() - begun)
+        self.service.metrics.route(request.method, request.pattern).answered(response.status, perf_counter() - begun)
         return response
 
     async def _answer(self, request: Request) -> Response:
-        if not self.host_is_fine(request.headers, request.client):
-            raise Denied(
-                f"the Host {request.headers.get('host', '')!r} is not allowed",
-                hint="use localhost or an IP address; other names need authentication",
-                code="forbidden",
-            )
-        self._check_origin(request)
         if request.method == "OPTIONS":
+            self._check_sender(request)
             return self._options(request)
-        route = self._router.find(request.method, request.path)
-        request.route = route.pattern
-        self._check_site(request, route)
-        needed, of = route.right
-        if needed is not None:
-            request.user = await self._user(request)
-            if needed != "user" and of != "each topic":
-                require(request.user, needed, route.topic(request.path, self.service.settings.bus.topic))
-        request.query.only(*(each.name for each in route.parameters if each.where == "query"))
+        route = self.route_of(request)
+        if route.right.needed is not None:
+            access = self.service.access
+            known = access.known(request.headers, request.client)
+            if known is None:
+                known = await self.service.blocking(access.check, request.headers, request.client)
+            request.user = known
+        self.authorize(request, route)
         return await route.handler(self.service, request)
 
-    async def _user(self, request: Request) -> User:
-        access = self.service.access
-        known = access.known(request.headers, request.client)
-        if known is not None:
-            return known
-        return await self.service.blocking(access.check, request.headers, request.client)
+    def route_of(self, request: Request) -> Route:
+        """Return the route of a request; raises NotFound and Invalid, and Denied where its sender may not ask."""
+        if request.admitted and request.route is not None:
+            return request.route
+        self._check_sender(request)
+        route = request.route = self._router.find(request.method, request.path)
+        self._check_site(request, route)
+        request.admitted = True
+        return route
+
+    def authorize(self, request: Request, route: Route) -> None:
+        """Raise Denied unless the request's user has the right of the route; Invalid for an unknown parameter."""
+        needed, of = route.right
+        if needed is not None and needed != "user" and of != "each topic":
+            require(request.user, needed, route.topic(request.path, self.service.settings.bus.topic))
+        request.query.only(route.query_names)
+
+    def headers_of(self, request: Request) -> Headers:
+        """Return the headers that any response to a request has: for browsers, and for ignored credentials."""
+        return self._cors(request) + (UNCHECKED if self.service.ignored(request.headers) else ())
 
     def failure(self, error: BaseException, headers: Headers = ()) -> Response:
         """Return the answer that tells of an error."""
@@ -114,7 +122,7 @@ class HttpApplication:
         if log is not None:
             user = "" if request.user is NOBODY else request.user.name
             target = request.target.decode("latin-1")
-            known = request.client.address, user, request.method, target, request.route, status
+            known = request.client.address, user, request.method, target, request.pattern, status
             log.note(*known, bytes_in, bytes_out, seconds)
 
     # Browsers
@@ -144,8 +152,14 @@ class HttpApplication:
         origin, named = request.headers.get("origin"), self.service.settings.origins
         return origin if origin is not None and (origin in named or "*" in named) else None
 
-    def _check_origin(self, request: Request) -> None:
-        """Refuse other sites' pages: a browser would send their requests with all it knows, and without asking."""
+    def _check_sender(self, request: Request) -> None:
+        """Refuse foreign host names, and pages of other sites: browsers send their requests with all credentials."""
+        if not self._host_is_fine(request.headers, request.client):
+            raise Denied(
+                f"the Host {request.headers.get('host', '')!r} is not allowed",
+                hint="use localhost or an IP address; other names need authentication",
+                code="forbidden",
+            )
         origin = request.headers.get("origin")
         if origin is None or self._allowed_origin(request) is not None:
             return
@@ -160,8 +174,13 @@ class HttpApplication:
         Another port of this host is the same site to a browser, but another origin. A link to a page that needs no
         right may be followed.
         """
-        site = request.headers.get("sec-fetch-site", "none")
-        if site in OWN_SITE or "*" in self.service.settings.origins or self._allowed_origin(request) is not None:
+        site = request.headers.get("sec-fetch-site")
+        if (
+            site is None
+            or site in OWN_SITE
+            or "*" in self.service.settings.origins
+            or self._allowed_origin(request) is not None
+        ):
             return
         if route.right.needed is None and all(request.headers.get(name) == value for name, value in LINK):
             return
@@ -171,7 +190,7 @@ class HttpApplication:
             code="forbidden",
         )
 
-    def host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
+    def _host_is_fine(self, headers: Mapping[str, str], client: Client) -> bool:
         """Return whether the name that was asked for is ours; remembered for the connection."""
         if not self._check_host:
             return True

@@ -20,8 +20,7 @@ from headwater.errors import Closed, HeadwaterError
 from headwater.opening import open_directory
 from headwater.server.access import Access, OpenAccess
 from headwater.server.http.app import HttpApplication
-from headwater.server.http.message import BodyStream, Client, Request, Response
-from headwater.server.http.target import decode_path
+from headwater.server.http.message import BodyStream, Client, Request, Response, decode_path
 from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
@@ -242,7 +241,8 @@ def _request(scope: Scope, body: _Body, cache: dict[Any, Any]) -> Request:
         path = decode_path(_path(scope))
     except HeadwaterError as error:
         path, failure = (), error
-    request = Request(scope["method"], path, scope.get("query_string", b""), headers, body.receive, client)
+    request = Request(scope["method"], path, scope.get("query_string", b""), headers, client)
+    request.receive = body.receive
     request.failure = failure
     request.root = scope.get("root_path", "")
     return request

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from headwater.format.frames import MEDIA_TYPE
-from headwater.log.pending import PendingAppend
 from headwater.position import Positions
-from headwater.requests import AppendMany, Read
-from headwater.server.http.message import Headers, Request, Response
+from headwater.requests import Read
+from headwater.server.http.message import Headers, Response
 from headwater.server.service import Service
 from headwater.server.wire import batches
 from headwater.server.wire.pieces import PIECE_BYTES
@@ -20,7 +19,7 @@ LOST_MAX = 100  # ranges of lost offsets that a header names: clients bound the 
 async def read(
     service: Service, topic: str, start: Positions, end: Positions, options: dict[str, Any], *, by_time: bool
 ) -> Response:
-    """What is there now; `options` are those of `Store.read`. The headers tell where it begins and ends."""
+    """Return the events up to now; `options` are those of `Store.read`. The headers tell where it begins and ends."""
 
     def begin() -> tuple[Any, Any, bytes]:
         span = service.backend.span(
@@ -42,7 +41,7 @@ async def read(
 
 
 async def follow(service: Service, topic: str, start: Positions, filters: dict[str, Any]) -> Response:
-    """What is there, and what comes. The headers tell where it begins."""
+    """Return the events up to now and new ones. The headers tell where it begins."""
     cursor = await service.blocking(service.backend.cursor, topic, start=start, **filters)
     lost = await service.blocking(cursor.lost)
     found = await service.feeds.follow(topic, start=cursor.offsets, wait=True, bytes_max=PIECE_BYTES, **filters)
@@ -53,19 +52,6 @@ async def follow(service: Service, topic: str, start: Positions, filters: dict[s
                 yield piece
 
     return Response(200, _headers(cursor.uuid, cursor.offsets, lost), body(), waits=True)
-
-
-async def prepare(service: Service, request: Request, options: dict[str, Any]) -> list[PendingAppend]:
-    """Return the appends of a request with batches, of which there is one: all of it or nothing, in each partition."""
-    body = await request.body(service.limits.body_bytes_max)
-
-    def decode() -> list[PendingAppend]:
-        parsed = batches.parse(body, service.backend.limits)
-        columns, limits = parsed.columns, service.backend.limits
-        asked = AppendMany.of(request.name, parsed.content, columns, parsed.count, limits, **options)
-        return service.backend.prepare_many(asked)
-
-    return await service.blocking(decode)
 
 
 def _headers(uuid: str, offsets: Sequence[int], lost: Sequence[tuple[int, int, int]]) -> Headers:

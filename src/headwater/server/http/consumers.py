@@ -19,7 +19,6 @@ from headwater.server.access import require
 from headwater.server.http.errors import error_line
 from headwater.server.http.message import QueryParameters, Request, Response, json
 from headwater.server.member import Formats, MemberState, Settlement
-from headwater.server.rights import action_of
 from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 from headwater.server.wire.encodings import slices
@@ -116,7 +115,7 @@ async def settle(service: Service, request: Request) -> Response:
     """Take acks and failures; whatever it says, the member is known to live."""
     said = decoded(_decode_acks, await request.body(service.limits.acks_bytes_max))
     if said.seek is not None:
-        require(request.user, action_of("POST /consumer/{name}/{topic}/acks with seek"), request.path[2])
+        require(request.user, request.action("with seek"), request.path[2])
     member = service.members.get(said.member, request.user.name, request.name, request.path[2])
     acks = [(each.partition, each.offset, each.offset + 1 if each.end is None else each.end) for each in said.acks]
     settlement = Settlement(acks, said.to, said.fails, said.flush or said.leave)

@@ -1,40 +1,22 @@
-"""Builds the OpenAPI document from the table of routes and the operations described in this module.
+"""Builds the OpenAPI document from the table of routes.
 
-Parameters come from the routes, schemas from the types that are encoded and decoded. The rest of docs/HTTP.md is in
-`OPERATIONS`: what a body may be, and what the answers are. A test compares the two tables, and asks the server.
+Schemas come from the types that are encoded and decoded, or are written out in the routes. A test asks the server
+whether it keeps to the document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 import headwater
-from headwater.document import Document
-from headwater.event import Durability
-from headwater.format import replication
-from headwater.format.jsonl import EventLine
-from headwater.format.replication import TopicState
-from headwater.info import BinderInfo, ConsumerInfo, DeletedSegment, Split, TopicInfo, ViewInfo
 from headwater.server.http import parameters, schemas
-from headwater.server.http.binders import DocumentQuery, Field
-from headwater.server.http.consumers import AckResult, Acks, Seek
 from headwater.server.http.parameters import NUMBER, PARTITION_NUMBER, TEXT, UUID, Parameter, Schema
-from headwater.server.http.routes import ROUTES, Route
-from headwater.server.http.topics import Retain
-from headwater.server.http.transactions import RefLine, TransactionRequest
-
-Content = dict[str, Any]
-"""Schemas by media type: written here, or the type that is encoded and decoded; None for what has none."""
-
-ARROW = "application/vnd.apache.arrow.stream"
-BATCHES = "application/vnd.headwater.batches"
-NDJSON = "application/x-ndjson"
-SSE = "text/event-stream"
-BYTES: Schema = {"type": "string", "format": "binary"}
+from headwater.server.http.route import Content, Route, json_of, list_of, object_of, ref
+from headwater.server.http.routes import ROUTES
 
 ERRORS = {
     400: "Invalid: change the request.",
@@ -62,196 +44,8 @@ _RETRY = (("Retry-After", NUMBER),)
 ERROR_HEADERS = {401: (("WWW-Authenticate", TEXT),), 429: _RETRY, 503: _RETRY}
 
 
-class Operation(NamedTuple):
-    """Describes a route. `errors` are the statuses besides those that any request may return."""
-
-    summary: str
-    answer: Content
-    errors: tuple[int, ...] = ()
-    body: Content | None = None
-    headers: tuple[tuple[str, Schema], ...] = ()
-    body_required: bool = True
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _json(schema: Any) -> Content:
-    return {"application/json": schema}
-
-
-def _list(schema: Schema) -> Schema:
-    return {"type": "array", "items": schema}
-
-
-def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required)}
-
-
-class CommitAnswer(msgspec.Struct):
-    """The answer of a transaction."""
-
-    refs: list[RefLine]
-    durability: Durability
-
-
-TRUE = _json({"const": True})
-_COUNTED = _object(("count",), count=NUMBER)
-_EXPLAINED = _object(("plan",), plan=TEXT)
-_PLACED = (("Headwater-Partition", PARTITION_NUMBER), ("Headwater-Id", UUID), ("Headwater-Durability", TEXT))
-_APPENDED = _json({"oneOf": [NUMBER, _ref("Appended")]})
-# Generated clients take the first media type that they know, so JSON comes first; of several bodies with schemas, one
-# of which may be anything, some make a client that fails.
-_ITEMS_IN: Content = {
-    "application/json": {},
-    "text/plain": TEXT,
-    "application/octet-stream": None,
-    NDJSON: None,
-    ARROW: None,
-    "application/cloudevents+json": None,
-    "application/cloudevents-batch+json": None,
-    "application/bson": None,
-    BATCHES: None,
-}
-_ITEMS_OUT: Content = {
-    "application/json": list[EventLine],
-    "application/octet-stream": BYTES,
-    SSE: TEXT,
-    NDJSON: BYTES,
-    ARROW: BYTES,
-    BATCHES: BYTES,
-}
-
-OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("GET", "/topics"): Operation("List the names of the topics.", _json(_list(TEXT))),
-    ("PUT", "/topic/{name}"): Operation(
-        "Create a topic: true if it is new, false if it existed.", _json({"type": "boolean"}), (413, 501)
-    ),
-    ("GET", "/topic/{name}"): Operation("Return a topic's settings and size.", _json(TopicInfo), (404, 413)),
-    ("DELETE", "/topic/{name}"): Operation("Delete a topic and all its events.", TRUE, (404, 413)),
-    ("GET", "/topic/{name}/version"): Operation(
-        "Return the offset of a key's last event, or null.", _json({"oneOf": [NUMBER, {"type": "null"}]}), (404, 413)
-    ),
-    ("POST", "/topic/{name}/sync"): Operation("Make all earlier appends durable.", TRUE, (404, 413)),
-    ("POST", "/topic/{name}/retain"): Operation(
-        "Change the retention policy and delete segments that it no longer keeps.",
-        _json(list[DeletedSegment]),
-        (404, 413),
-        _json(Retain),
-        body_required=False,
-    ),
-    ("POST", "/topic/{name}/replay"): Operation(
-        "Append dead-lettered events to the topic again; returns their number.", _json(NUMBER), (404, 409, 413)
-    ),
-    ("POST", "/topic/{name}/items"): Operation(
-        "Append the body: one event of any Content-Type, or several in a format for many.",
-        _APPENDED,
-        (404, 409, 413, 415, 501),
-        _ITEMS_IN,
-        _PLACED,
-        body_required=False,
-    ),
-    ("GET", "/topic/{name}/items"): Operation(
-        "Read events in a format named by Accept; with wait_for_more, as a live stream.",
-        _ITEMS_OUT,
-        (404, 406, 410, 413, 501),
-    ),
-    ("GET", "/topic/{name}/splits"): Operation(
-        "Split the durable part of a topic into ranges that workers can read in parallel.",
-        _json(list[Split]),
-        (404, 410, 413),
-    ),
-    ("GET", "/topic/{name}/producers"): Operation(
-        "Return the producer state of a partition, for a replica.",
-        {"application/octet-stream": BYTES},
-        (404, 413),
-        headers=(("headwater-from", NUMBER),),
-    ),
-    ("GET", "/replication/topics"): Operation("List the topics, for a replica.", _json(list[TopicState])),
-    ("POST", "/replication/batches"): Operation(
-        "Return the next batches of several logs, for a replica.",
-        {replication.MEDIA_TYPE: BYTES},
-        (413, 415),
-        _json(replication.ReplicationRequest),
-    ),
-    ("POST", "/api/events"): Operation(
-        "Put an event on the bus. The body must be UTF-8.",
-        _json({"type": "object", "properties": {"id": UUID}, "required": ["id"]}),
-        (413,),
-        {"text/plain": TEXT, "application/json": {}},
-        body_required=False,
-    ),
-    ("GET", "/api/events"): Operation("Stream the bus as server-sent events.", {SSE: TEXT}, (406, 413)),
-    ("POST", "/transaction"): Operation(
-        "Append to several topics and acknowledge events, atomically.",
-        _json(CommitAnswer),
-        (404, 409, 413, 501),
-        _json(TransactionRequest),
-    ),
-    ("GET", "/consumers"): Operation(
-        "List the consumers with their cursors and members.", _json(list[ConsumerInfo]), (404, 413)
-    ),
-    ("POST", "/consumer/{name}/{topic}/seek"): Operation(
-        "Move a consumer; returns its new cursors.",
-        _json({"type": "object", "additionalProperties": NUMBER}),
-        (404, 410, 413),
-        _json(Seek),
-    ),
-    ("DELETE", "/consumer/{name}/{topic}"): Operation("Forget a consumer.", TRUE, (404, 413)),
-    ("POST", "/consumer/{name}/{topic}/items"): Operation(
-        "Join a consumer, and stream the new member's events until the connection ends.",
-        {NDJSON: BYTES},
-        (404, 406, 410, 413, 501),
-        headers=(("Headwater-Member", TEXT), ("Headwater-Owner", TEXT), ("Headwater-Lease", NUMBER)),
-    ),
-    ("POST", "/consumer/{name}/{topic}/acks"): Operation(
-        "Acknowledge or fail events delivered to a member, or renew its lease.",
-        _json(AckResult),
-        (404, 409, 410, 413),
-        _json(Acks),
-    ),
-    ("GET", "/binders"): Operation("List the binders.", _json(list[BinderInfo])),
-    ("GET", "/binders/{binder}"): Operation(
-        "Return a binder's contents and the projections that fill it.", _json(BinderInfo), (404, 413)
-    ),
-    ("GET", "/binders/{binder}/{id}"): Operation("A document.", _json(Document), (404, 413)),
-    ("POST", "/binders/{binder}/query"): Operation(
-        "Find documents, count them, or explain the query plan.",
-        {"application/json": {"oneOf": [_list(_ref("Document")), _COUNTED, _EXPLAINED]}, NDJSON: BYTES},
-        (404, 406, 413, 501),
-        _json(DocumentQuery),
-        body_required=False,
-    ),
-    ("GET", "/binders/{binder}/changes"): Operation(
-        "Stream the changes of documents. As JSON only: the document with the id changes.",
-        {"application/json": Document, SSE: TEXT, NDJSON: BYTES},
-        (404, 406, 413),
-        headers=(("Headwater-Place", TEXT),),
-    ),
-    ("POST", "/binders/{binder}/index"): Operation(
-        "Create an index on a field, if there is none.", TRUE, (404, 413), _json(Field)
-    ),
-    ("GET", "/views"): Operation("Return the state of projections and functions.", _json(list[ViewInfo])),
-    ("POST", "/query/{query}"): Operation(
-        "Run a named query; the body has its arguments.",
-        _json({}),
-        (404, 409, 410, 413, 501),
-        _json({"type": "object"}),
-        body_required=False,
-    ),
-    ("GET", "/health"): Operation(
-        "Check that the log can be read and accepts appends.",
-        _json({"type": "object", "properties": {"status": {"const": "ok"}}}),
-    ),
-    ("GET", "/version"): Operation("Return the version of the server.", _json(_ref("Version"))),
-    ("GET", "/metrics"): Operation("Return metrics for Prometheus.", {"text/plain": TEXT}),
-    ("GET", "/openapi.json"): Operation("This document.", _json({"type": "object"})),
-}
-
-
 _WRITTEN: dict[str, Schema] = {
-    "Error": _object(
+    "Error": object_of(
         ("kind", "code", "message", "hint", "facts"),
         kind=TEXT,
         code=TEXT,
@@ -259,22 +53,22 @@ _WRITTEN: dict[str, Schema] = {
         hint=TEXT,
         facts={"type": "object"},
     ),
-    "Appended": _object(
+    "Appended": object_of(
         ("count", "durability", "runs"),
         count=NUMBER,
         durability=parameters.DURABILITY.schema,
-        runs=_list(
-            _object(
+        runs=list_of(
+            object_of(
                 ("partition", "offset", "count", "id"),
                 partition=PARTITION_NUMBER,
                 offset=NUMBER,
                 count=NUMBER,
                 id=UUID,
-                rows=_list(NUMBER),
+                rows=list_of(NUMBER),
             )
         ),
     ),
-    "Version": _object(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
+    "Version": object_of(("version", "format", "python", "uuid"), version=TEXT, format=NUMBER, python=TEXT, uuid=TEXT),
 }
 
 
@@ -289,11 +83,10 @@ def _document(authenticates: bool) -> dict[str, Any]:
 
 
 def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
-    """Return the document of these routes. Raises KeyError for one that `OPERATIONS` does not tell of."""
+    """Return the document of these routes."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        described = _operation(route, OPERATIONS[route.method, route.pattern], authenticates)
-        paths.setdefault(route.pattern, {})[route.method.lower()] = described
+        paths.setdefault(route.pattern, {})[route.method.lower()] = _operation(route, authenticates)
     told: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -322,24 +115,24 @@ def document(routes: Iterable[Route], *, authenticates: bool) -> dict[str, Any]:
     return told
 
 
-def _operation(route: Route, operation: Operation, authenticates: bool) -> dict[str, Any]:
+def _operation(route: Route, authenticates: bool) -> dict[str, Any]:
     guarded = authenticates and route.right.needed is not None
-    statuses = sorted({*ANY, *operation.errors, *(GUARDED if guarded else FOREIGN)})
+    statuses = sorted({*ANY, *route.errors, *(GUARDED if guarded else FOREIGN)})
     told: dict[str, Any] = {
-        "summary": operation.summary,
+        "summary": route.summary,
         "operationId": route.handler.__module__.rpartition(".")[2] + "." + route.handler.__name__,
         "parameters": [_parameter(each) for each in (*_of_path(route.pattern), *route.parameters)],
         "responses": {
             "200": {
-                "description": operation.summary,
-                "content": _content(operation.answer),
-                "headers": _headers(operation.headers),
+                "description": route.summary,
+                "content": _content(route.answer),
+                "headers": _headers(route.headers),
             },
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
         },
     }
-    if operation.body is not None:
-        told["requestBody"] = {"content": _content(operation.body), "required": operation.body_required}
+    if route.body is not None:
+        told["requestBody"] = {"content": _content(route.body), "required": route.body_required}
     if guarded:
         told["x-headwater-right"] = route.right.needed
     if authenticates:
@@ -379,14 +172,14 @@ def _headers(headers: Iterable[tuple[str, Schema]]) -> dict[str, Any]:
 def _error(status: int) -> dict[str, Any]:
     return {
         "description": ERRORS[status],
-        "content": _content(_json(_ref("Error"))),
+        "content": _content(json_of(ref("Error"))),
         "headers": _headers(ERROR_HEADERS.get(status, ())),
     }
 
 
 @cache
 def _of_types() -> tuple[dict[Any, Schema], dict[str, Schema]]:
-    """Return the schemas of the types in `OPERATIONS`, and what those refer to."""
-    contents = [content for each in OPERATIONS.values() for content in (each.answer, each.body or {})]
+    """Return the schemas of the types in the routes, and what those refer to."""
+    contents = [content for each in ROUTES for content in (each.answer, each.body or {})]
     used = [schema for content in contents for schema in content.values()]
     return schemas.of_types(schema for schema in used if not isinstance(schema, dict | None))

@@ -189,8 +189,3 @@ CHANGES = (
     Parameter("Last-Event-ID", TEXT, "Overrides after.", "header"),
     *PASSED,
 )
-
-QUERY_NAMES = frozenset(
-    names((*CREATE, *VERSION, *REPLAY, *APPEND, *READ, *SPLITS, *PUBLISH, *BUS, *CONSUMERS, *CONSUME, *CHANGES))
-)
-"""All known parameters. Any other may hold a secret, and must not be logged."""

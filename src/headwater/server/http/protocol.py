@@ -1,10 +1,10 @@
 """HTTP/1.1 over a connection: `parsing` cuts requests, handlers answer them in their order.
 
-The usual append, small and plain, is answered without a task of its own (`plain`); everything else is a `Request`
-for `App.answer`. Bodies are pulled: a client whose body nobody takes is not read. Requests wait for their turn, a few;
-when there are more, the rest is neither parsed nor read. What cannot be parsed is refused when all before it is
-answered. Every state has a deadline, looked at by one timer for all connections (`Connections`). Belongs to the loop's
-thread.
+Each is a `Request`. An append of one small item is answered without a task (`prompt_appends`); everything else is a
+task of `HttpApplication.answer`. Bodies are pulled: a client whose body nobody takes is not read. A few requests may
+wait for their turn; when there are more, the rest is neither parsed nor read. A request that cannot be parsed is
+refused when all before it are answered. Every state has a deadline, checked by one timer for all connections
+(`Connections`). Belongs to the loop's thread.
 """
 
 from __future__ import annotations
@@ -19,26 +19,22 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from headwater.errors import HeadwaterError, Invalid
-from headwater.server.http.body import Body
 from headwater.server.http.errors import of_status
-from headwater.server.http.head import SAFE, head
-from headwater.server.http.message import BodyStream, Client, Request, Response, whole
-from headwater.server.http.parsing import RequestParser, parse_failure
-from headwater.server.http.plain import PlainAnswer, PlainHead
-from headwater.server.http.target import parts_of
+from headwater.server.http.message import SAFE, BodyStream, Client, Request, Response, head, parts_of, whole
+from headwater.server.http.parsing import Body, RepeatedHead, RequestParser, parse_failure
+from headwater.server.http.prompt_appends import PromptAnswer
 from headwater.server.prompt import Way
 
 if TYPE_CHECKING:
     from headwater.server.connections import Connections
-    from headwater.server.scopes import User
 
 BODY_BYTES_READY = 64 * 1024  # of a body that may wait in the connection before it is not read any more
 LINGER_S = 2.0  # how long a refused upload is read and thrown away, so that the client can read why
 LINGER_BYTES = 1024 * 1024  # an unread rest of a body up to this is read, and the connection kept
 NEVER = float("inf")
 
-_PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
-_PLAIN_LAST = _PLAIN + b"connection: close\r\n"
+_PROMPT = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + SAFE
+_PROMPT_LAST = _PROMPT + b"connection: close\r\n"
 
 
 class ServerConnection(asyncio.Protocol):
@@ -46,7 +42,7 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (  # found quicker than what is in a dictionary, and every request looks for dozens
         *("app", "client", "connections", "deadline", "limits", "loop", "sent"),
-        *("granted_head", "granted_user", "secret_head", "plain_answer", "_plain", "_plain_keep", "_way"),
+        *("_head", "_parsed", "_prompt", "_way"),
         *("_body", "_ended", "_parser", "_parsing", "_reading", "_refusal"),
         *("_answering", "_begun_s", "_busy", "_chunked", "_full", "_head_only", "_http10", "_keep_alive", "_over"),
         *("_metrics", "_request", "_room", "_status", "_stream", "_task", "_transport", "_waiting", "_waits"),
@@ -86,13 +82,10 @@ class ServerConnection(asyncio.Protocol):
         self._reading = True
         self._over = False  # nothing more is parsed; what was is still answered
         self._ended = False  # the client sends no more
-        self._plain: PlainHead | None = None  # of a plain append that came last
-        self.plain_answer: PlainAnswer | None = None  # that is under way
+        self._head = RepeatedHead()
+        self._parsed: Request | None = None  # the last one of those that came with the last data
+        self._prompt: PromptAnswer | None = None  # that is under way
         self._way: Way | None = None
-        self.granted_user: User | None = None  # who was last allowed to append so
-        self.granted_head: PlainHead | None = None
-        self.secret_head: tuple[bytes, PlainHead | None] = b"", None  # with a password or token
-        self._plain_keep = True  # whether the connection goes on after it
 
     # The transport
 
@@ -154,14 +147,16 @@ class ServerConnection(asyncio.Protocol):
         self._metrics.bytes_received += len(data)
         if self._over:
             return
-        if self.plain_answer is not None and self.plain_answer.written:
-            self.app.plain.finish(self.plain_answer)  # the client was quicker than our loop
+        if self._prompt is not None and self._prompt.written:
+            self.app.prompt_appends.finish(self._prompt)  # the client was quicker than our loop
         first = not self._parser.begun and not self._busy and self._body is None
         if first:
-            if not self._full and self._take_known(data):
+            known = self._head.match(data)
+            if known is not None:
+                self._begin_whole(*known)
                 return
             self._parser.begun = True
-            self._plain = None
+            self._parsed = None
         self._parser.add(data)
         if not self._flow():
             return
@@ -170,8 +165,8 @@ class ServerConnection(asyncio.Protocol):
                 self.deadline = self.loop.time() + self.limits.header_s
         elif self._body is not None:
             self.deadline = self.loop.time() + self.limits.body_idle_s
-        elif first and self._plain is not None and self._plain_keep:
-            self.app.plain.remember(self, data, self._plain)
+        elif first and self._parsed is not None:
+            self._head.learn(data, self._parsed)
 
     def _flow(self) -> bool:
         """Parse what has come, and read on, while requests have room and bodies are taken; False if that is over."""
@@ -199,19 +194,6 @@ class ServerConnection(asyncio.Protocol):
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
-
-    def _take_known(self, data: bytes) -> bool:
-        """Take a plain append whose head was seen before, as a whole: it need not be parsed again."""
-        end = data.find(b"\r\n\r\n") + 4
-        plain = self.app.plain
-        head = plain.find(self, data, end)
-        if head is None:
-            return False
-        self._busy = plain.take(self, head, data[end:])
-        if self._busy:
-            self._plain_keep = True
-            self.deadline = NEVER
-        return self._busy
 
     # The parser
 
@@ -250,53 +232,46 @@ class ServerConnection(asyncio.Protocol):
         if body.taken:
             body.end()
             return
-        parser = self._parser
-        if not (self._busy or self._waiting or self._full or parser.http10) and parser.method == "POST":
-            data = body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces)
-            self._plain_keep = parser.keeps_alive
-            plain = self._plain = self.app.plain.learn(parser.url, parser.headers)
-            if plain is not None and self.app.plain.take(self, plain, data):
-                self._busy = True
-                self.deadline = NEVER
-                return
         self._take(body)
 
     # Answering
 
     @property
-    def plain_head(self) -> bytes:
-        """What the answer to a plain append begins with."""
-        return _PLAIN if self._plain_keep and not self.connections.stopping else _PLAIN_LAST
+    def prompt_head(self) -> bytes:
+        """Return what the response to a prompt append begins with. Also called by the committing thread."""
+        return _PROMPT if self._keep_alive and not self.connections.stopping else _PROMPT_LAST
 
     def way(self) -> Way | None:
-        """The socket for another thread to write to, as long as nothing waits to be written here; None with TLS."""
+        """Return the socket for another thread to write to; None while something waits to be written, and with TLS."""
         if self.client.secure or self._transport.get_write_buffer_size():
             return None
         if self._way is None:
             self._way = Way(self._transport.get_extra_info("socket").fileno())
         return self._way
 
-    def answer_plainly(self, rest: bytes) -> None:
-        """Write what is left of the answer to a plain append."""
+    def answer_promptly(self, rest: bytes) -> None:
+        """Write what is left of the response to a prompt append."""
         if not self._transport.is_closing():
             self._transport.write(rest)
-            self.answered_plainly()
+            self.answered_promptly()
 
     def answer_at_once(self, response: Response) -> None:
-        """The same, with any answer that is whole."""
+        """Write the response to a prompt append that failed."""
         if self._transport.is_closing():
             return
         data = whole(response)
         if self.connections.stopping:
-            self._plain_keep = False
-        self._transport.write(head(response, length=len(data), close=not self._plain_keep) + data)
-        self.answered_plainly()
+            self._keep_alive = False
+        self._transport.write(head(response, length=len(data), close=not self._keep_alive) + data)
+        self.answered_promptly()
 
-    def answered_plainly(self) -> None:
-        """The answer to a plain append is written: go on."""
+    def answered_promptly(self) -> None:
+        """The response to a prompt append is written: continue with the next request."""
         self._busy = False
-        self.plain_answer = None
-        if not self._plain_keep or self.connections.stopping:
+        self._prompt = None
+        if self._transport.is_closing():
+            return  # the client has gone, and its socket may be closed already
+        if not self._keep_alive or self.connections.stopping:
             self._transport.close()
         else:
             self._go_on()
@@ -321,13 +296,12 @@ class ServerConnection(asyncio.Protocol):
             self._flow()
 
     def _take(self, body: Body) -> None:
-        """The request of the message that is being parsed goes into the queue."""
-        body.taken = True
-        parser = self._parser
+        """Put the request of the message that is being parsed into the queue."""
+        parser, body.taken = self._parser, True
         path, query, failure = _target(parser.url)
         if "expect" in parser.headers and not body.expected:
             failure = Invalid("unsupported Expect header", code="expectation_failed")
-        request = Request(parser.method, path, query, parser.headers, body.receive, self.client)
+        request = self._parsed = Request(parser.method, path, query, parser.headers, self.client)
         request.failure = failure
         request.target = parser.url
         request.keep_alive = parser.keeps_alive
@@ -338,9 +312,27 @@ class ServerConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         request, body = self._waiting.popleft()
+        if body.whole and request.method == "POST" and not request.http10:
+            self._begin_whole(request, body.pieces[0] if len(body.pieces) == 1 else b"".join(body.pieces))
+        else:
+            self._start(request, body)
+
+    def _begin_whole(self, request: Request, data: bytes) -> None:
+        """Begin to answer a request whose body is whole: without a task, if that can be."""
+        self._busy = True
+        self.deadline = NEVER
+        self._keep_alive = request.keep_alive
+        if not self._full and request.method == "POST":
+            self._prompt = self.app.prompt_appends.take(self, request, data)
+        if self._prompt is None:
+            self._start(request, Body(self, data))
+
+    def _start(self, request: Request, body: Body) -> None:
+        """Begin to answer a request with a task."""
         self._busy = True
         self.deadline = NEVER
         self._answering = body
+        request.receive = body.receive
         self._keep_alive = request.keep_alive
         self._http10 = request.http10
         self._head_only = request.method == "HEAD"
@@ -410,7 +402,7 @@ class ServerConnection(asyncio.Protocol):
         return self._write(chunk)
 
     def write_framed(self, chunk: bytes, framed: bytes) -> bool:
-        """The same, of which the form in chunks is known already: it is made once for many connections."""
+        """Send a piece of a stream; `framed` is its form in chunks, which is made once for many connections."""
         self.sent += len(chunk)
         self._transport.write(framed if self._chunked else chunk)
         return not self._full
@@ -441,7 +433,7 @@ class ServerConnection(asyncio.Protocol):
             await self._room
 
     def _begin(self, response: Response, body: Body) -> bytes:
-        """The head of an answer whose length is not known."""
+        """Return the head of a response whose length is not known."""
         self._chunked = not self._http10 and not self._head_only
         if self._http10:
             self._keep_alive = False  # its end is the end of the connection
@@ -452,7 +444,7 @@ class ServerConnection(asyncio.Protocol):
         return not self._keep_alive or self.connections.stopping or last or not self._can_skip(body)
 
     def _can_skip(self, body: Body) -> bool:
-        """Whether so little of the body, as far as that is known, was not read that the connection can go on."""
+        """Return whether so little of the body is unread that it can be skipped, and the connection kept."""
         if body.whole:
             return True
         length = self._parser.headers.get("content-length", "0")

@@ -154,7 +154,7 @@ async def _prepend(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def _check_partition(service: Service, topic: str, asked: ReadQuery, format: Format) -> None:
-    """Where there are several partitions, a number alone says too little."""
+    """Raise Invalid if an offset is given for several partitions."""
     if asked.filters.get("partition") is not None or (format.names_partitions and asked.cut.end is None):
         return
     partitions = len((await service.blocking(service.store.describe, topic)).partitions)
@@ -185,7 +185,7 @@ def chosen(request: Request, formats: tuple[Format, ...]) -> Format:
 
 
 def _ranges(accept: str) -> list[tuple[str, float]]:
-    """What an `Accept` header takes, and how gladly."""
+    """Return the media types of an `Accept` header with their qualities."""
     found = []
     for part in accept.split(",")[:50]:
         media, *parameters = part.lower().split(";")

@@ -11,7 +11,6 @@ from headwater.format import producers, replication
 from headwater.limits import PARTITIONS_MAX, REPLICA_BYTES_MAX, REPLICA_LOGS_MAX, REPLICA_WAIT_MS_MAX
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
-from headwater.server.rights import action_of
 from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 
@@ -30,7 +29,7 @@ async def batches(service: Service, request: Request) -> Response:
     if len(asked.logs) > REPLICA_LOGS_MAX:
         raise Invalid(f"the request names {len(asked.logs)} logs; the limit is {REPLICA_LOGS_MAX}", code="bad_body")
     for name in {wanted.topic for wanted in asked.logs}:
-        require(request.user, action_of("POST /replication/batches"), name)
+        require(request.user, request.action(), name)
     bytes_max, wait_s = min(asked.bytes_max, REPLICA_BYTES_MAX), min(asked.wait_ms, REPLICA_WAIT_MS_MAX) / 1000
     ask = partial(service.replicas.source.more, asked.logs, bytes_max, wait_s)
     answer = await service.loop.run_in_executor(service.replicas.threads, ask)
@@ -39,7 +38,7 @@ async def batches(service: Service, request: Request) -> Response:
 
 
 async def remembered(service: Service, request: Request) -> Response:
-    """What is remembered of the producers of one log, as a snapshot as of its end."""
+    """Return the producers that one log remembers, as a snapshot as of its end."""
     partition = request.query.number("partition", 0, most=PARTITIONS_MAX) or 0
 
     def read() -> tuple[int, bytes]:

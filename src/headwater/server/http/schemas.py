@@ -77,7 +77,7 @@ def _untimed(schema: Schema) -> Schema:
 
 
 def _common(schemas: list[Schema]) -> Schema:
-    """What holds for all of these: their type, or nothing."""
+    """Return what all of these have in common: their type, or nothing."""
     types = [schema.get("type") for schema in schemas]
     kinds: set[str | None] = {kind for type in types for kind in (type if isinstance(type, list) else [type])}
     named = [kind for kind in kinds if kind not in ("null", None)]

@@ -99,7 +99,7 @@ class End(Protocol):
         ...
 
     def take(self, batch: EventBatch) -> EventBatch | None:
-        """What of a batch is part of the answer; None if nothing is."""
+        """Return the part of a batch that belongs to the response; None if nothing does."""
         ...
 
 

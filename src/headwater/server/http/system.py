@@ -1,4 +1,4 @@
-"""What operators and machines ask a server about itself: its health, its version, its metrics, what it serves.
+"""Routes about the server itself: its health, its version, its metrics, its OpenAPI document.
 
 One thread at a time checks the disk, however many requests there are, so that probes cannot overload the server.
 """
@@ -47,19 +47,19 @@ async def health(service: Service, _request: Request) -> Response:
 
 
 async def version(service: Service, _request: Request) -> Response:
-    """What runs here, and which log it serves."""
+    """Return the version of the server, and the uuid of its log."""
     told = {"version": headwater.__version__, "format": FORMAT, "python": platform.python_version()}
     return json(told | {"uuid": service.backend.uuid})
 
 
 async def metrics(service: Service, _request: Request) -> Response:
-    """What the server counts and what the log holds, for Prometheus."""
+    """Return the metrics of server and log for Prometheus."""
     content_type, text = await service.shared("metrics", _render, service)
     return Response(200, (("content-type", content_type),), text)
 
 
 async def openapi(service: Service, request: Request) -> Response:
-    """What is served, as OpenAPI tells it."""
+    """Return the OpenAPI document."""
     body = await service.shared(f"openapi {request.root}", _document, service.access.authenticates, request.root)
     return Response(200, (("content-type", JSON),), body)
 

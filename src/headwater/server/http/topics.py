@@ -63,7 +63,7 @@ async def create(service: Service, request: Request) -> Response:
 
 
 async def describe(service: Service, request: Request) -> Response:
-    """What a topic is and holds."""
+    """Return the settings and the size of a topic."""
     return json(msgspec.to_builtins(await service.blocking(service.store.describe, request.name)))
 
 

@@ -20,7 +20,6 @@ from headwater.requests import wants_sync
 from headwater.server.access import require
 from headwater.server.http.message import Request, Response, json
 from headwater.server.member import RemoteMember, member_gone
-from headwater.server.rights import action_of
 from headwater.server.service import Service
 from headwater.server.wire.decoding import decoded
 from headwater.transaction import Transaction
@@ -70,10 +69,10 @@ async def commit(service: Service, request: Request) -> Response:
     for topic in {append.topic for append in asked.appends}:
         if not isinstance(topic, str):
             raise Invalid("an append has no topic", code="bad_body")
-        require(request.user, action_of("POST /transaction"), topic)
+        require(request.user, request.action(), topic)
     members = {ack.member: service.members.find(ack.member, request.user.name) for ack in asked.acks}
     for topic in {member.consumer.topic for member in members.values() if member is not None}:
-        require(request.user, action_of("POST /transaction with acks"), topic)
+        require(request.user, request.action("with acks"), topic)
     refs = await service.blocking(_commit, service.backend, asked, members)
     told = [RefLine(ref.topic, ref.partition, ref.offset, str(ref.id)) for ref in refs]
     return json({"refs": told, "durability": refs[0].durability if refs else "fsync"})

@@ -28,8 +28,8 @@ from headwater.format import arrow, events, given
 from headwater.format.column import I64
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
+from headwater.server.wire.decoding import ParsedEvents, too_long
 from headwater.server.wire.encodings import slices
-from headwater.server.wire.parsed import ParsedEvents, too_long
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted, size_of
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
@@ -105,7 +105,7 @@ def parse(body: bytes, limits: Limits, events_max: int) -> list[ParsedEvents]:
 
 
 def look(body: bytes, limits: Limits, events_max: int) -> ArrowBody:
-    """What a stream claims to be; raises as `parse` does."""
+    """Return the description of a stream; raises as `parse` does."""
     budget = _Budget(limits, events_max)
     with _refusing():
         _look_at_messages(body, budget)
@@ -380,7 +380,7 @@ def _row_bytes(array: Any) -> I64:
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """What Arrow cannot read is Invalid: it was sent so."""
+    """Raise Invalid for what Arrow cannot read."""
     pa = arrow.pyarrow()
     try:
         yield

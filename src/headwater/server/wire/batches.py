@@ -13,6 +13,7 @@ offset is checked, and nothing is made larger than the limits allow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,14 +22,12 @@ from headwater.errors import Corrupt, Invalid
 from headwater.format import batch as format
 from headwater.format import frames, given
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE, Batch
-from headwater.format.column import I64, Column
+from headwater.format.column import I64, Bytes, Column
 from headwater.format.events import EventBatch
 from headwater.format.frames import Decoder
 from headwater.limits import Limits
-from headwater.server.wire.decoding import decoded
-from headwater.server.wire.parsed import ParsedEvents, too_long
+from headwater.server.wire.decoding import ParsedEvents, decoded, too_long
 from headwater.server.wire.pieces import PIECE_BYTES, joined, parted
-from headwater.server.wire.splice import splice
 
 SMALL_BYTES = 4096  # up to this, a batch goes out whole, whatever is meant of it
 LARGE_BYTES = 4 * 1024 * 1024  # above this, it goes out in parts
@@ -142,3 +141,37 @@ def _check_metas(column: Column) -> None:
     for value in values:
         if value is not None:
             decoded(_decode_meta, value, "meta is not a flat JSON object of strings")
+
+
+_WIDTH_MAX = 4096
+_BLOCK_BYTES = 96 * 1024  # copied at once: above 128 KiB, memory comes from the system, and its first touch is slow
+
+
+def splice(at: I64, source: Bytes, starts: I64, lengths: I64, size: int) -> bytearray:
+    """So many bytes with `source[starts[i]:starts[i] + lengths[i]]` at `at[i]`, for all `i`; `at` must ascend.
+
+    What lies between is not defined. All strings are copied in steps of one width, which may go beyond the end of a
+    string: what is written there wrongly is written again by the strings that follow, as they come in order.
+    """
+    longest, mean = int(lengths.max()), int(lengths.mean())
+    width = 1 << min(longest if longest <= 4 * mean else 2 * mean, _WIDTH_MAX).bit_length()
+    first, last = int(starts.min()), int((starts + lengths).max())
+    padded = b"".join((source[first:last], bytes(width)))
+    if longest > width:
+        steps = -(-lengths // width)
+        before = np.repeat(np.cumsum(steps) - steps, steps)
+        shift = (np.arange(len(before)) - before) * width
+        at, starts = np.repeat(at, steps) + shift, np.repeat(starts, steps) + shift
+    out = bytearray(size + width)
+    to, of = windows(out, width), windows(padded, width)
+    rows = max(1, _BLOCK_BYTES // width)
+    for lo in range(0, len(at), rows):
+        to[at[lo : lo + rows]] = of[starts[lo : lo + rows] - first]
+    del to
+    del out[size:]
+    return out
+
+
+def windows(buffer: bytes | bytearray, width: int) -> Any:
+    """Return the strings of so many bytes that begin at each position."""
+    return np.ndarray((len(buffer) - width + 1,), f"V{width}", buffer, 0, (1,))

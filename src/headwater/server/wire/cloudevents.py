@@ -24,9 +24,7 @@ from headwater.errors import Invalid
 from headwater.event import Content
 from headwater.format import given
 from headwater.limits import Limits
-from headwater.server.wire.decoding import decoded
-from headwater.server.wire.elements import more_than
-from headwater.server.wire.parsed import ParsedEvents, too_many
+from headwater.server.wire.decoding import ParsedEvents, decoded, more_than, too_many
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"

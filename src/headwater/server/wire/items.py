@@ -17,8 +17,8 @@ import numpy as np
 from headwater.format.batch import BLOB, DATA
 from headwater.format.column import I64, Bytes
 from headwater.format.events import EventBatch
+from headwater.server.wire.batches import splice, windows
 from headwater.server.wire.pieces import PIECE_BYTES, Cut, cut_off, drained, parted
-from headwater.server.wire.splice import splice, windows
 
 HEADER_BYTES = 12
 _HEADER = Struct(">QI")

@@ -30,10 +30,8 @@ from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
-from headwater.server.wire.decoding import WRONG
-from headwater.server.wire.elements import more_than
+from headwater.server.wire.decoding import WRONG, ParsedEvents, more_than, too_long, too_many
 from headwater.server.wire.encodings import encoded
-from headwater.server.wire.parsed import ParsedEvents, too_long, too_many
 from headwater.server.wire.pieces import Cut, cut_off, joined, parted
 
 _FEW = 4  # so few events are faster one by one

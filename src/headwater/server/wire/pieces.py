@@ -62,7 +62,7 @@ class Cut:
             self._passed = True
 
     def take(self, batch: EventBatch) -> EventBatch | None:
-        """What of a batch is part of the answer; None if nothing is."""
+        """Return the part of a batch that belongs to the response; None if nothing does."""
         if self.done:
             return None
         count = len(batch)

@@ -93,7 +93,7 @@ def _huge(event: Event, id: bytes, bus: bool) -> bytes:
 
 
 def _data(content: Content, values: list[bytes], bus: bool) -> list[bytes]:
-    """What follows `data: `, with its further lines."""
+    """Return what follows `data: `, with its further lines."""
     if content == "bson":
         return [_extended(value) for value in values]
     if content == "bytes" and not bus:
