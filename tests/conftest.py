@@ -12,7 +12,7 @@ from headwater.limits import DEFAULTS
 from headwater.opening import open_directory
 from tests.log.unsynced import UnsyncedDisk
 
-pytest_plugins = ["tests.servers", "tests.spark_session"]
+pytest_plugins = ["tests.server.fixtures", "tests.servers", "tests.spark_session"]
 
 # No deadline: the time of one example says more about the machine's other work than about the code.
 # The same examples each time, so that a failure is of the change that is tested; `torture` draws new ones.
@@ -46,6 +46,12 @@ def turn(item: pytest.Item) -> int:
 def path(tmp_path: Path) -> Path:
     """Where `hw` is; nothing is there before."""
     return tmp_path / "data"
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """Return a name that no other test uses; the topic is not created."""
+    return f"topic of {request.node.name}"
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Each is started by the first test that asks for it, once for all processes of a 
 that ends (`keeper.py`). A server that is not installed skips its tests, and the summary says so. Fixtures:
 
 - `s3_url`: the address of a fresh place in SeaweedFS, for `headwater.open` and `open_store`;
-- `store_url`: the same in a directory and in SeaweedFS, one after the other; `store`: opened;
+- `store_url`: the same in a directory and in SeaweedFS, one after the other; `object_store`: opened;
 - `seaweed`, `dynamodb`: the endpoints; `dynamodb_table`: a name that nobody else uses.
 
 Credentials are in the environment of the test run, in place of those of whoever runs it.
@@ -99,7 +99,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[ObjectStore]:
+def object_store(store_url: str) -> Iterator[ObjectStore]:
     opened = open_store(store_url, clock=Clock(), disk=Disk())
     yield opened
     opened.close()

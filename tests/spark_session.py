@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def users_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file of users for servers: one may do everything, and its token is in the environment of the session."""
     path = tmp_path_factory.mktemp("users") / "users.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +71,7 @@ def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_directory: Path, users: Path, java_classes: None) -> Iterator[SparkSession]:  # noqa: ARG001  # are first
+def spark(spark_directory: Path, users_file: Path, java_classes: None) -> Iterator[SparkSession]:  # noqa: ARG001  # are first
     import headwater.spark
 
     config = {"spark.sql.warehouse.dir": str(spark_directory / "warehouse"), "spark.sql.shuffle.partitions": "2"}

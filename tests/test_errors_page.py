@@ -228,7 +228,7 @@ def codes_of_page(text: str) -> Codes:
 
 
 @pytest.fixture(scope="module")
-def source() -> Codes:
+def source_codes() -> Codes:
     found: Codes = defaultdict(set)
     for kind in CLASSES.values():
         found[kind.code].add(kind.__name__)
@@ -242,23 +242,23 @@ def source() -> Codes:
 
 
 @pytest.fixture(scope="module")
-def page() -> Codes:
+def page_codes() -> Codes:
     return codes_of_page(PAGE.read_text(encoding="utf-8"))
 
 
-def test_every_code_is_on_the_page(source: Codes, page: Codes) -> None:
-    assert sorted(source.keys() - page.keys()) == [], "codes that docs/ERRORS.md lacks"
+def test_every_code_is_on_the_page(source_codes: Codes, page_codes: Codes) -> None:
+    assert sorted(source_codes.keys() - page_codes.keys()) == [], "codes that docs/ERRORS.md lacks"
 
 
-def test_every_code_on_the_page_is_raised_somewhere(source: Codes, page: Codes) -> None:
-    assert sorted(page.keys() - source.keys()) == [], "codes of docs/ERRORS.md that nothing raises"
+def test_every_code_on_the_page_is_raised_somewhere(source_codes: Codes, page_codes: Codes) -> None:
+    assert sorted(page_codes.keys() - source_codes.keys()) == [], "codes of docs/ERRORS.md that nothing raises"
 
 
-def test_the_page_names_the_classes_that_are_raised(source: Codes, page: Codes) -> None:
+def test_the_page_names_the_classes_that_are_raised(source_codes: Codes, page_codes: Codes) -> None:
     wrong = {
-        code: f"{sorted(page[code])} instead of {sorted(kinds)}"
-        for code, kinds in source.items()
-        if page.get(code, kinds) != kinds
+        code: f"{sorted(page_codes[code])} instead of {sorted(kinds)}"
+        for code, kinds in source_codes.items()
+        if page_codes.get(code, kinds) != kinds
     }
     assert wrong == {}
 
@@ -280,12 +280,12 @@ def test_every_row_of_the_tables_is_read() -> None:
     assert len(rows) == len(ROW.findall(text))
 
 
-def test_the_retries_name_codes_and_classes_that_there_are(page: Codes) -> None:
+def test_the_retries_name_codes_and_classes_that_there_are(page_codes: Codes) -> None:
     text = PAGE.read_text(encoding="utf-8").partition("## Retries")[2].partition("\n## ")[0]
     named = {
         name for row in re.findall(r"^\| ([^|]*`[^|]*) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
-    assert named - page.keys() - CLASSES.keys() == set()
+    assert named - page_codes.keys() - CLASSES.keys() == set()
     assert {"answer_lost", "version_conflict", "Invalid"} <= named
 
 

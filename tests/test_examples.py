@@ -28,7 +28,7 @@ KILLS = 6
 
 
 @pytest.fixture
-def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def orders_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The example as a module, in an empty directory."""
     monkeypatch.chdir(tmp_path)
     load_app(str(ORDERS))
@@ -77,20 +77,20 @@ def test_the_demonstration_tells_the_whole_story(tmp_path: Path) -> None:
         assert hw.binder("baskets").count() > 1000
 
 
-def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders: Any, tmp_path: Path) -> None:
+def test_orders_and_stock_add_up_however_often_the_processes_are_killed(orders_module: Any, tmp_path: Path) -> None:
     random = Random(3)
     path = tmp_path / "orders-data"
-    stock = {item: count * 3 for item, count in orders.STOCK.items()}
-    orders.STOCK = stock
+    stock = {item: count * 3 for item, count in orders_module.STOCK.items()}
+    orders_module.STOCK = stock
 
     def work(said: Said) -> None:
-        with open_directory(path, limits=LIMITS) as hw, orders.app.running(hw):
+        with open_directory(path, limits=LIMITS) as hw, orders_module.app.running(hw):
             said.recv()
 
     with open_directory(path, limits=LIMITS) as hw:
-        orders.open_shop(hw)
+        orders_module.open_shop(hw)
         for number in range(PLACED):
-            orders.place(hw, number)
+            orders_module.place(hw, number)
         children = [Child(work) for _ in range(2)]
         for number in range(KILLS):
             steps = PLACED + (number + random.random()) * PLACED / KILLS  # each order has one more, at least

@@ -137,6 +137,33 @@ def test_a_class_is_named_by_a_noun() -> None:
     assert found == []
 
 
+def fixtures() -> dict[str, dict[str, str]]:
+    """Return for each fixture of a test module or conftest, by name, the type that it gives in each file.
+
+    Fixtures of classes are left out: a suite of conformance has them give an implementation each.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.returns is not None:
+                decorators = [ast.unparse(each).partition("(")[0] for each in node.decorator_list]
+                if "pytest.fixture" in decorators:
+                    given = re.sub(r"^Iterator\[(.*)\]$", r"\1", ast.unparse(node.returns)).removeprefix("headwater.")
+                    found.setdefault(node.name, {})[path.relative_to(ROOT).as_posix()] = given
+    return found
+
+
+def test_a_fixture_name_has_one_type_in_all_tests() -> None:
+    different = {name: types for name, types in fixtures().items() if len(set(types.values())) > 1}
+    assert different == {}, "rename these fixtures: one name must give the same type in every file"
+
+
+@pytest.mark.parametrize("name", ["server", "driven"])
+def test_a_server_for_tests_is_defined_once(name: str) -> None:
+    found = list(fixtures()[name])
+    assert len(found) == 1, f"define server_settings, server_path or driven_limits instead of another {name}: {found}"
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "INVARIANTS.md"])
 def test_a_page_about_the_code_names_files_that_exist(page: str) -> None:
     source = ROOT / "src" / "headwater"
@@ -189,3 +216,33 @@ def test_a_docstring_names_classes_and_files_that_exist() -> None:
             f"{path.name}: {file}" for file in files if not any(str(each).endswith(f"/{file}") for each in MODULES)
         }
     assert missing == set()
+
+
+LONG_MODULES = {"headwater/store.py"}  # it documents every verb, once
+
+
+def test_no_module_is_above_500_lines_and_no_function_above_50() -> None:
+    long = {}
+    for path in MODULES:
+        source = path.read_text(encoding="utf-8")
+        lines = source.count("\n")
+        name = str(path).rpartition("src/")[2]
+        if lines > 500 and name not in LONG_MODULES:
+            long[name] = lines
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                size = node.end_lineno - node.lineno + 1
+                if size > 50:
+                    long[f"{name}: {node.name}"] = size
+    assert long == {}
+
+
+def test_the_docstring_of_a_function_does_not_begin_with_a_question_word() -> None:
+    found = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").split("\n")[0]
+                if first.startswith(("What ", "How ", "Who ", "Whoever ", "Whether ", "The same")):
+                    found.append(f"{path.name}: {node.name}: {first}")
+    assert found == [], "begin with a verb: Return …, Append …, Raise …"

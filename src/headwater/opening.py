@@ -219,7 +219,7 @@ def replicator(
     limits: Limits,
     server: dict[str, Any],
 ) -> Iterator[Replicator]:
-    """What copies from an address, for a caller that may stop it; the address is closed afterwards."""
+    """Yield a replicator of an address, which the caller may stop; the address is closed afterwards."""
     if is_server(str(source)):
         server = {"retry": 1.0, **server}  # it tries again by itself, and tells meanwhile how it is
     with open(source, mode="existing", limits=limits, **server) as hw:

@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headwater
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 if TYPE_CHECKING:
     from headwater.store import Store
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all tests of a module, which use topics of their own."""
-    with serving(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
 
 
 @pytest.fixture(params=["directory", "server"])
@@ -34,9 +27,3 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def opened(address: str) -> Iterator[Store]:
     with headwater.open(address) as log:
         yield log
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
-    return f"topic of {request.node.name}"

@@ -20,7 +20,7 @@ from headwater.errors import Closed, Invalid, NotFound, TooLarge, Unavailable
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.api.proxy import proxied
-from tests.server.process import Server as Process
+from tests.server.process import ServerProcess
 from tests.server.serving import Server
 
 if TYPE_CHECKING:
@@ -82,13 +82,6 @@ def _stock(doc: Any, event: headwater.Event) -> Any:
         return None
     line = event.value
     return {"n": line["n"], "kind": line.get("kind", "cup"), "changes": (doc["changes"] if doc else 0) + 1}
-
-
-@pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Store]:
-    """The directory that the server serves, opened in this process."""
-    with open_directory(server.path) as opened:
-        yield opened
 
 
 @pytest.fixture(params=["directory", "server"])
@@ -232,14 +225,14 @@ def test_a_follower_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> Non
     with open_directory(tmp_path / "data") as local:
         shop = Shop(local, local)
         shop.put(1)
-        server = Process(tmp_path / "data")
+        server = ServerProcess(tmp_path / "data")
         with headwater.open(server.url) as hw:
             changes = hw.binder(shop.stock).follow(after="latest", timeout=30)
             shop.put(2)
             assert next(changes).id == "cup-2"
             server.kill()
             shop.put(3)
-            server = Process(tmp_path / "data", port=server.port)
+            server = ServerProcess(tmp_path / "data", port=server.port)
             assert next(changes).id == "cup-3"
         assert server.stop() == 0
 

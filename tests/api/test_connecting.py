@@ -164,25 +164,20 @@ def test_a_replica_has_no_source_over_tcp(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def url(server: Server) -> str:
-    return server.url
-
-
-def test_a_producers_id_cannot_smuggle_a_header(url: str) -> None:
-    with headwater.open(url) as hw, pytest.raises(Invalid):
+def test_a_producers_id_cannot_smuggle_a_header(server_url: str) -> None:
+    with headwater.open(server_url) as hw, pytest.raises(Invalid):
         hw.append("t", b"x", producer=("a\r\nHeadwater-Seq: 9", 0, 0))
 
 
-def test_a_producer_may_have_any_name(url: str, topic: str) -> None:
-    with headwater.open(url) as hw:
+def test_a_producer_may_have_any_name(server_url: str, topic: str) -> None:
+    with headwater.open(server_url) as hw:
         for expected in (0, 0):
             assert hw.append(topic, b"x", producer=("büro №1", 0, 7)).offset == expected
             assert hw.append_many(topic, [b"y"], producer=("büro №2", 0, 7))[0].offset == 1
 
 
-def test_a_forked_child_has_connections_and_producers_of_its_own(url: str, topic: str) -> None:
-    with headwater.open(url) as hw:
+def test_a_forked_child_has_connections_and_producers_of_its_own(server_url: str, topic: str) -> None:
+    with headwater.open(server_url) as hw:
         hw.append(topic, b"parent 0")
         child = os.fork()
         if child == 0:
@@ -198,8 +193,8 @@ def test_a_forked_child_has_connections_and_producers_of_its_own(url: str, topic
     assert sorted(found) == sorted(b"%s %d" % (who, n) for who in (b"parent", b"child") for n in range(20))  # type: ignore[type-var]
 
 
-def test_threads_share_one_object(url: str, topic: str) -> None:
-    with headwater.open(url) as hw:
+def test_threads_share_one_object(server_url: str, topic: str) -> None:
+    with headwater.open(server_url) as hw:
 
         def work(n: int) -> None:
             for i in range(20):

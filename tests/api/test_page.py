@@ -35,7 +35,7 @@ def test_the_table_of_backends_is_made_from_what_they_lack() -> None:
 
 
 @pytest.fixture(params=["directory", "bucket", "server"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Store]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Store]:
     addresses = {"directory": f"{tmp_path}/data", "bucket": f"objects://{tmp_path}/bucket", "server": server.url}
     with headwater.open(addresses[request.param]) as opened:
         yield opened
@@ -44,17 +44,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Ite
 ARGUMENTS: dict[str, Any] = {"topic": "t", "name": "n", "data": b"", "key": "k"}
 
 
-def test_open_returns_a_store_whose_missing_verbs_raise_unsupported(store: Store) -> None:
-    assert type(store) is Store
-    lacks = store.backend.lacks
+def test_open_returns_a_store_whose_missing_verbs_raise_unsupported(opened: Store) -> None:
+    assert type(opened) is Store
+    lacks = opened.backend.lacks
     assert set(lacks) <= {*backends.verbs()}
     for verb in backends.verbs():
-        assert store.can(verb) == (verb not in lacks)
+        assert opened.can(verb) == (verb not in lacks)
         if verb in lacks:
-            parameters = inspect.signature(getattr(store, verb)).parameters.values()
+            parameters = inspect.signature(getattr(opened, verb)).parameters.values()
             needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
             with pytest.raises(Unsupported) as error:
-                getattr(store, verb)(*(ARGUMENTS[name] for name in needed))
+                getattr(opened, verb)(*(ARGUMENTS[name] for name in needed))
             assert (error.value.code, error.value.hint) == ("verb_unsupported", lacks[verb].hint)
 
 
@@ -63,10 +63,10 @@ def test_a_backend_is_a_small_protocol() -> None:
     assert len(methods) <= 20
 
 
-def test_a_store_that_is_no_directory_says_so(store: Store) -> None:
-    if store.backend.kind == "directory":
-        assert store.path == store.directory.path
+def test_a_store_that_is_no_directory_says_so(opened: Store) -> None:
+    if opened.backend.kind == "directory":
+        assert opened.path == opened.directory.path
         return
     with pytest.raises(Unsupported) as error:
-        store.directory  # noqa: B018
+        opened.directory  # noqa: B018
     assert error.value.code == "verb_unsupported"

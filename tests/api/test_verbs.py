@@ -344,7 +344,7 @@ def test_a_transaction_is_all_or_nothing(opened: Store, topic: str) -> None:
 
 
 @pytest.fixture
-def filled(opened: Store, topic: str) -> str:
+def filled_topic(opened: Store, topic: str) -> str:
     """A topic with 60 events in batches of several sizes, in one partition."""
     opened.create(topic)
     for n in range(10):
@@ -360,27 +360,27 @@ def numbers(events: Iterator[Event]) -> list[int]:
     return [event.value["n"] for event in events]
 
 
-def test_reads_begin_and_end_where_they_are_told(opened: Store, filled: str) -> None:
-    everything = list(opened.read(filled))
+def test_reads_begin_and_end_where_they_are_told(opened: Store, filled_topic: str) -> None:
+    everything = list(opened.read(filled_topic))
     assert numbers(iter(everything)) == list(range(60))
-    assert numbers(opened.read(filled, start=5, end=12)) == list(range(5, 12))
-    assert numbers(opened.read(filled, start=everything[30].id, end=everything[33].id)) == [30, 31, 32]
+    assert numbers(opened.read(filled_topic, start=5, end=12)) == list(range(5, 12))
+    assert numbers(opened.read(filled_topic, start=everything[30].id, end=everything[33].id)) == [30, 31, 32]
     middle = everything[8].time + timedelta(microseconds=1)
-    assert numbers(opened.read(filled, start=middle))[0] == 9
-    assert numbers(opened.read(filled, end=middle))[-1] == 8
-    assert numbers(opened.read(filled, start="latest")) == []
-    assert numbers(opened.read(filled, start=55, end="latest")) == list(range(55, 60))
-    assert numbers(opened.read(filled, reverse=True)) == list(range(59, -1, -1))
-    assert numbers(opened.read(filled, start=8, end=13, reverse=True)) == [12, 11, 10, 9, 8]
-    assert numbers(opened.read(filled, start=7, end=3)) == []
+    assert numbers(opened.read(filled_topic, start=middle))[0] == 9
+    assert numbers(opened.read(filled_topic, end=middle))[-1] == 8
+    assert numbers(opened.read(filled_topic, start="latest")) == []
+    assert numbers(opened.read(filled_topic, start=55, end="latest")) == list(range(55, 60))
+    assert numbers(opened.read(filled_topic, reverse=True)) == list(range(59, -1, -1))
+    assert numbers(opened.read(filled_topic, start=8, end=13, reverse=True)) == [12, 11, 10, 9, 8]
+    assert numbers(opened.read(filled_topic, start=7, end=3)) == []
 
 
-def test_reads_are_filtered(opened: Store, filled: str) -> None:
-    assert numbers(opened.read(filled, type="t1|t9")) == [n for n in range(60) if n % 3 == 1]
-    assert numbers(opened.read(filled, key="k2")) == [n for n in range(60) if n % 4 == 2]
-    assert numbers(opened.read(filled, match={"n": {"$gt": 50}}, type="t0")) == [51, 54, 57]
-    assert numbers(opened.read(filled, match={"n": 44}, reverse=True)) == [44]
-    assert numbers(opened.read(filled, type="none")) == []
+def test_reads_are_filtered(opened: Store, filled_topic: str) -> None:
+    assert numbers(opened.read(filled_topic, type="t1|t9")) == [n for n in range(60) if n % 3 == 1]
+    assert numbers(opened.read(filled_topic, key="k2")) == [n for n in range(60) if n % 4 == 2]
+    assert numbers(opened.read(filled_topic, match={"n": {"$gt": 50}}, type="t0")) == [51, 54, 57]
+    assert numbers(opened.read(filled_topic, match={"n": 44}, reverse=True)) == [44]
+    assert numbers(opened.read(filled_topic, type="none")) == []
 
 
 @pytest.mark.parametrize(
@@ -394,20 +394,20 @@ def test_reads_are_filtered(opened: Store, filled: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused(
-    opened: Store, filled: str, wrong: dict[str, Any], kind: type[HeadwaterError]
+    opened: Store, filled_topic: str, wrong: dict[str, Any], kind: type[HeadwaterError]
 ) -> None:
     with pytest.raises(kind):
-        list(opened.read(filled, **wrong))
+        list(opened.read(filled_topic, **wrong))
 
 
-def test_batches_tell_their_events(opened: Store, filled: str) -> None:
-    batches = list(opened.read_batches(filled, start=3))
+def test_batches_tell_their_events(opened: Store, filled_topic: str) -> None:
+    batches = list(opened.read_batches(filled_topic, start=3))
     assert sum(map(len, batches)) == 57
     assert [offset for batch in batches for offset in batch.offsets().tolist()] == list(range(3, 60))
     assert [event.offset for batch in batches for event in batch.events()] == list(range(3, 60))
     assert {batch.partition for batch in batches} == {0}
     assert batches[-1].to_arrow(["offset", "data"]).num_rows == len(batches[-1])
-    picked = list(opened.read_batches(filled, key="k1", reverse=True))
+    picked = list(opened.read_batches(filled_topic, key="k1", reverse=True))
     assert [event.offset for batch in picked for event in batch.reversed()] == list(range(57, 0, -4))
 
 
@@ -444,12 +444,12 @@ def test_events_of_batches_that_overlap_in_time_come_by_time(server: Server, top
         assert numbers(hw.read(topic, reverse=True)) == list(range(119, -1, -1))
 
 
-def test_a_read_can_be_left(opened: Store, filled: str) -> None:
+def test_a_read_can_be_left(opened: Store, filled_topic: str) -> None:
     for _ in range(40):
-        events = opened.read(filled)
+        events = opened.read(filled_topic)
         assert next(events).offset == 0
         del events
-    assert opened.version(filled, "k1") == 57
+    assert opened.version(filled_topic, "k1") == 57
 
 
 def test_deleted_events_are_gone(opened: Store, topic: str) -> None:
@@ -627,53 +627,53 @@ def test_what_needs_the_directory_says_where_to_run_it(server: Server) -> None:
 # Consumers
 
 
-def test_a_consumer_goes_on_where_its_acks_ended(opened: Store, filled: str) -> None:
-    with opened.consumer("billing", filled, timeout=20) as consumer:
+def test_a_consumer_goes_on_where_its_acks_ended(opened: Store, filled_topic: str) -> None:
+    with opened.consumer("billing", filled_topic, timeout=20) as consumer:
         for event in consumer:
             if event.value["n"] == 12:
                 break
             consumer.ack(event)
         consumer.flush()
-        (info,) = opened.consumers(filled)
-        assert (info.name, info.topic, info.cursor, info.end, info.lag) == ("billing", filled, 12, 60, 48)
-    with opened.consumer("billing", filled, type="t0", timeout=20) as consumer:
+        (info,) = opened.consumers(filled_topic)
+        assert (info.name, info.topic, info.cursor, info.end, info.lag) == ("billing", filled_topic, 12, 60, 48)
+    with opened.consumer("billing", filled_topic, type="t0", timeout=20) as consumer:
         assert next(consumer).value["n"] == 12
         assert consumer.drain(lambda _: None) >= 1
-    assert opened.seek("billing", filled, 7) == {0: 7}
-    assert opened.consumers(filled)[0].cursor == 7
-    opened.forget("billing", filled)
-    assert opened.consumers(filled) == []
-    for ask in (lambda: opened.seek("billing", filled, 0), lambda: opened.forget("billing", filled)):
+    assert opened.seek("billing", filled_topic, 7) == {0: 7}
+    assert opened.consumers(filled_topic)[0].cursor == 7
+    opened.forget("billing", filled_topic)
+    assert opened.consumers(filled_topic) == []
+    for ask in (lambda: opened.seek("billing", filled_topic, 0), lambda: opened.forget("billing", filled_topic)):
         with pytest.raises(NotFound) as failed:
             ask()
         assert failed.value.code == "consumer_not_found"
 
 
-def test_draining_handles_what_waits_and_tells_of_more(opened: Store, filled: str) -> None:
+def test_draining_handles_what_waits_and_tells_of_more(opened: Store, filled_topic: str) -> None:
     seen: list[int] = []
 
     def handle(event: Event) -> None:
         seen.append(event.offset)
         if event.offset == 10:
-            opened.append(filled, {"n": 60})
+            opened.append(filled_topic, {"n": 60})
 
-    assert opened.drain("billing", filled, handle) == DrainResult(60, True)
+    assert opened.drain("billing", filled_topic, handle) == DrainResult(60, True)
     assert seen == list(range(60))
-    assert opened.drain("billing", filled, handle, seconds=20) == DrainResult(1, False)
-    assert opened.consumers(filled)[0].owner is None
-    assert opened.drain("billing", filled, handle, seconds=0) == DrainResult(0, False)
-    opened.append(filled, {"n": 61})
-    assert opened.drain("billing", filled, handle, seconds=0) == DrainResult(0, True)
+    assert opened.drain("billing", filled_topic, handle, seconds=20) == DrainResult(1, False)
+    assert opened.consumers(filled_topic)[0].owner is None
+    assert opened.drain("billing", filled_topic, handle, seconds=0) == DrainResult(0, False)
+    opened.append(filled_topic, {"n": 61})
+    assert opened.drain("billing", filled_topic, handle, seconds=0) == DrainResult(0, True)
 
 
-def test_acks_and_appends_are_one_transaction(opened: Store, filled: str) -> None:
-    with opened.consumer("mover", filled, timeout=20) as consumer:
+def test_acks_and_appends_are_one_transaction(opened: Store, filled_topic: str) -> None:
+    with opened.consumer("mover", filled_topic, timeout=20) as consumer:
         event = next(consumer)
         with opened.transaction() as tx:
-            tx.append(f"{filled} moved", event.data or b"")
+            tx.append(f"{filled_topic} moved", event.data or b"")
             tx.ack(event)
-    assert opened.consumers(filled)[0].cursor == 1
-    assert datas(opened.read(f"{filled} moved")) == [b'{"n":0}']
+    assert opened.consumers(filled_topic)[0].cursor == 1
+    assert datas(opened.read(f"{filled_topic} moved")) == [b'{"n":0}']
 
 
 def test_what_fails_is_set_aside_and_replayed(opened: Store, topic: str) -> None:

@@ -39,7 +39,7 @@ class Dying:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, ...]]]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, ...]]]:
     path = tmp_path_factory.mktemp("filled") / "data"
     with open_engine(path) as hw:
         fill(hw, 45)
@@ -49,8 +49,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[A
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_died_at_any_call_to_the_store(tmp_path: Path, filled: tuple[Path, list[Any]], when: str) -> None:
-    source, expected = filled
+def test_died_at_any_call_to_the_store(tmp_path: Path, original: tuple[Path, list[Any]], when: str) -> None:
+    source, expected = original
     number, finished = 0, False
     while not finished:
         number += 1

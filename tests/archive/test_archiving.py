@@ -28,7 +28,7 @@ from tests.waiting import wait_for
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def archive_url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
@@ -38,10 +38,10 @@ def seal(hw: Store) -> None:
     hw.seal("t")
 
 
-def test_every_finished_segment_is_archived_as_a_file_with_what_is_beside_it(tmp_path: Path, url: str) -> None:
+def test_every_finished_segment_is_archived_as_a_file_with_what_is_beside_it(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
-        done = hw.archive(url)
+        done = hw.archive(archive_url)
         store = objects(tmp_path / "archive")
         manifest = manifest_of(store, hw)
         for file in (file for part in manifest.parts for file in part.files):
@@ -55,11 +55,11 @@ def test_every_finished_segment_is_archived_as_a_file_with_what_is_beside_it(tmp
         assert manifest.end == log.state().segment
 
 
-def test_what_is_archived_is_not_archived_again(tmp_path: Path, url: str) -> None:
+def test_what_is_archived_is_not_archived_again(tmp_path: Path, archive_url: str) -> None:
     store = FailingStore(objects(tmp_path / "archive"))
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
-        assert hw.archive(url)
+        assert hw.archive(archive_url)
         store.calls.clear()
         assert hw.archive() == []
         assert not [key for what, key in store.calls if what == "put_pieces"]
@@ -69,20 +69,20 @@ def test_what_is_archived_is_not_archived_again(tmp_path: Path, url: str) -> Non
         assert later[0].first == manifest_of(store, hw).parts[-len(later)].start
 
 
-def test_sealing_first_makes_the_archive_complete(tmp_path: Path, url: str) -> None:
+def test_sealing_first_makes_the_archive_complete(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 10)
         end = hw.describe("t").partitions[0].end
-        assert hw.archive(url, seal=True)[-1].end == end
+        assert hw.archive(archive_url, seal=True)[-1].end == end
         assert hw.describe("t").partitions[0].archived == end
         assert hw.archive(seal=True) == []
 
 
-def test_one_topic_alone_is_archived_if_that_is_asked_for(tmp_path: Path, url: str) -> None:
+def test_one_topic_alone_is_archived_if_that_is_asked_for(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw, topic="t")
         fill(hw, topic="u", partitions=2)
-        assert {each.topic for each in hw.archive(url, topic="t")} == {"t"}
+        assert {each.topic for each in hw.archive(archive_url, topic="t")} == {"t"}
         assert {(each.topic, each.partition) for each in hw.archive(seal=True) if each.topic == "u"} == {
             ("u", 0),
             ("u", 1),
@@ -91,20 +91,20 @@ def test_one_topic_alone_is_archived_if_that_is_asked_for(tmp_path: Path, url: s
             hw.archive(topic="nowhere")
 
 
-def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_path: Path, url: str) -> None:
+def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw, open_engine(tmp_path / "other") as other:
         fill(hw)
         fill(other)
         with pytest.raises(NotFound) as none:
             hw.archive()
         assert none.value.code == "no_archive"
-        hw.archive(url)
+        hw.archive(archive_url)
         with pytest.raises(Conflict) as refused:
-            other.archive(url)
+            other.archive(archive_url)
         assert (refused.value.code, other.archive_url) == ("archive_of_another", None)
         with pytest.raises(Conflict) as moved:
             hw.archive(f"objects://{tmp_path / 'elsewhere'}")
-        assert (moved.value.code, hw.archive_url) == ("other_archive", url)
+        assert (moved.value.code, hw.archive_url) == ("other_archive", archive_url)
         for path in (tmp_path / "other", tmp_path / "data"):
             with pytest.raises(Invalid, match="contains a log"):
                 other.archive(str(path))
@@ -112,10 +112,10 @@ def test_an_archive_belongs_to_one_directory_and_a_directory_to_one_archive(tmp_
             restore(str(tmp_path / "data"), tmp_path / "back")
 
 
-def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: str) -> None:
+def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as first, open_engine(tmp_path / "data") as second:
         fill(first, 300)
-        archiver_of(first.directory, url)
+        archiver_of(first.directory, archive_url)
         errors: list[BaseException] = []
 
         def work(hw: Store) -> None:
@@ -134,10 +134,10 @@ def test_two_archivers_at_once_archive_each_segment_once(tmp_path: Path, url: st
         assert [part.start for part in parts] == first.directory._topics.live("t").logs[0].place.segments()[:-1]
 
 
-def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path: Path, url: str) -> None:
+def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
-        hw.archive(url)
+        hw.archive(archive_url)
         store = objects(tmp_path / "archive")
         before, [log] = manifest_of(store, hw), hw.directory._topics.live("t").logs
         packed = log.place.segment(0).read_bytes()
@@ -150,7 +150,7 @@ def test_a_segment_that_is_packed_anew_leaves_the_archived_one_as_it_is(tmp_path
         assert check_archive_of(hw.directory).findings == []
 
 
-def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Path, url: str) -> None:
+def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
         fill(hw, topic="sound")
@@ -161,7 +161,7 @@ def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Pat
         damaged[len(damaged) // 2] ^= 1
         log.place.segment(third).write_bytes(damaged)
         with pytest.raises(Corrupt) as refused:
-            hw.archive(url)
+            hw.archive(archive_url)
         assert "not archived" in str(refused.value)
         store = objects(tmp_path / "archive")
         assert manifest_of(store, hw).end == third
@@ -171,45 +171,49 @@ def test_a_damaged_segment_is_not_archived_and_stops_its_log_alone(tmp_path: Pat
         assert check_archive_of(hw.directory).damaged is False
 
 
-def test_a_history_other_than_the_archived_one_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_history_other_than_the_archived_one_is_refused(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 100)
-        hw.archive(url)
+        hw.archive(archive_url)
         end = hw.describe("t").partitions[0].archived or 0
-    restore(url, tmp_path / "back", topic="t", to=end - 10)
+    restore(archive_url, tmp_path / "back", topic="t", to=end - 10)
     with open_engine(tmp_path / "back") as back:
         with pytest.raises(Conflict) as ahead:
-            back.archive(url, seal=True)
+            back.archive(archive_url, seal=True)
         assert ahead.value.code == "archive_diverged"
         fill(back, 100, seed=1)
         with pytest.raises(Conflict) as other:
-            back.archive(url, seal=True)
+            back.archive(archive_url, seal=True)
         assert other.value.code == "archive_diverged"
     with open_engine(tmp_path / "data") as hw:
         assert check_archive_of(hw.directory).findings == []
 
 
-def test_a_topic_that_is_deleted_and_made_again_is_archived_beside_the_old_one(tmp_path: Path, url: str) -> None:
+def test_a_topic_that_is_deleted_and_made_again_is_archived_beside_the_old_one(
+    tmp_path: Path, archive_url: str
+) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 60)
-        hw.archive(url, seal=True)
+        hw.archive(archive_url, seal=True)
         hw.delete("t")
         fill(hw, 60, seed=5)
         hw.archive(seal=True)
         expected = everything(hw)
         assert not check_archive_of(hw.directory).damaged
-    restore(url, tmp_path / "back")
+    restore(archive_url, tmp_path / "back")
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected
 
 
-def test_an_archiver_that_runs_archives_what_others_finish_and_ends_when_it_is_told(tmp_path: Path, url: str) -> None:
+def test_an_archiver_that_runs_archives_what_others_finish_and_ends_when_it_is_told(
+    tmp_path: Path, archive_url: str
+) -> None:
     store = FailingStore(objects(tmp_path / "archive"))
     stopping = threading.Event()
     archived: list[int] = []
     failed: list[str] = []
     with open_engine(tmp_path / "data", store=store) as hw, open_engine(tmp_path / "data") as writer:
-        archiver = archiver_of(hw.directory, url, stopping=stopping)
+        archiver = archiver_of(hw.directory, archive_url, stopping=stopping)
         told = lambda done: archived.extend(each.end for each in done)  # noqa: E731
         thread = threading.Thread(target=archiver.run, args=(told, lambda error: failed.append(error.code)))
         thread.start()
@@ -233,7 +237,7 @@ def test_an_archiver_that_runs_archives_what_others_finish_and_ends_when_it_is_t
         assert archived == sorted(set(archived))
 
 
-def test_what_is_under_way_ends_soon_after_an_archiver_is_stopped(tmp_path: Path, url: str) -> None:
+def test_what_is_under_way_ends_soon_after_an_archiver_is_stopped(tmp_path: Path, archive_url: str) -> None:
     stopping = threading.Event()
 
     def told(when: str, what: str, _key: str) -> None:
@@ -243,23 +247,23 @@ def test_what_is_under_way_ends_soon_after_an_archiver_is_stopped(tmp_path: Path
     store = FailingStore(objects(tmp_path / "archive"), told)
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
-        assert archiver_of(hw.directory, url, stopping=stopping).once() == []
+        assert archiver_of(hw.directory, archive_url, stopping=stopping).once() == []
     assert not list((tmp_path / "archive").glob("_headwater/t/*/0.json"))
 
 
-def test_a_store_that_is_out_of_reach_leaves_the_directory_without_an_archive(tmp_path: Path, url: str) -> None:
+def test_a_store_that_is_out_of_reach_leaves_the_directory_without_an_archive(tmp_path: Path, archive_url: str) -> None:
     store = FailingStore(objects(tmp_path / "archive"))
     store.down = True
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
         with pytest.raises(Unavailable) as out:
-            hw.archive(url)
+            hw.archive(archive_url)
         assert out.value.code == "archive_unavailable"
         assert hw.archive_url is None
 
 
 def test_a_segment_with_much_huge_data_becomes_several_files(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, archive_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "FILE_BYTES", 12_000)
     with open_engine(tmp_path / "data") as hw:
@@ -268,41 +272,47 @@ def test_a_segment_with_much_huge_data_becomes_several_files(
             hw.append("t", bytes([number]) * 5000)
         hw.append("t", b"last")
         expected = everything(hw)
-        done = hw.archive(url, seal=True)
+        done = hw.archive(archive_url, seal=True)
         assert [(each.first, each.end) for each in done] == [(0, 8), (8, 11), (11, 14), (14, 15)]
         assert hw.archive() == []
         assert len(drop(hw)) == 1
         assert everything(hw) == expected
         assert not check_archive_of(hw.directory).findings
-    restore(url, tmp_path / "back")
+    restore(archive_url, tmp_path / "back")
     with open_engine(tmp_path / "back") as back:
         assert everything(back) == expected
-        assert back.archive(url) == []
+        assert back.archive(archive_url) == []
 
 
-def test_an_archive_in_the_form_of_an_earlier_version_is_refused(tmp_path: Path, url: str) -> None:
+def test_an_archive_in_the_form_of_an_earlier_version_is_refused(tmp_path: Path, archive_url: str) -> None:
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "archive.json").write_text("{}")
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 10)
-        for call in (lambda: hw.archive(url), lambda: check_archive_at(url), lambda: restore(url, tmp_path / "back")):
+        for call in (
+            lambda: hw.archive(archive_url),
+            lambda: check_archive_at(archive_url),
+            lambda: restore(archive_url, tmp_path / "back"),
+        ):
             with pytest.raises(Unsupported) as refused:
                 call()
             assert (refused.value.code, "version that wrote it" in refused.value.hint) == ("archive_form_old", True)
         assert hw.archive_url is None
 
 
-def test_a_directory_with_an_archive_of_an_earlier_version_reads_what_is_local(tmp_path: Path, url: str) -> None:
+def test_a_directory_with_an_archive_of_an_earlier_version_reads_what_is_local(
+    tmp_path: Path, archive_url: str
+) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
-        hw.archive(url)
+        hw.archive(archive_url)
         drop(hw)
         start = hw.describe("t").partitions[0].local or 0
         expected = everything(hw, start=start)
         [log] = hw.directory._topics.live("t").logs
     old = {"format": 1, "topic": "t", "uuid": "", "partition": 0, "segments": []}
     log.place.archived.write_bytes(_settings_file(old))
-    (tmp_path / "data" / "archive.json").write_bytes(_settings_file({"format": 1, "url": url}))
+    (tmp_path / "data" / "archive.json").write_bytes(_settings_file({"format": 1, "url": archive_url}))
     with open_engine(tmp_path / "data") as hw:
         assert everything(hw, start=start) == expected
         fill(hw, 60, seed=2)

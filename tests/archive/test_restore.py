@@ -44,7 +44,7 @@ class Source:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def archived(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return Source(tmp_path_factory.mktemp("source"))
 
 
@@ -59,34 +59,34 @@ def back(source: Source, target: Path, **options: Any) -> Store:
     return open_engine(target)
 
 
-def test_a_whole_log_comes_back_with_its_uuids_offsets_times_and_ids(source: Source, target: Path) -> None:
-    done = restore(source.url, target)
-    assert [(each.topic, each.partition, each.first, each.end) for each in done] == [("t", 0, 0, len(source.events))]
+def test_a_whole_log_comes_back_with_its_uuids_offsets_times_and_ids(archived: Source, target: Path) -> None:
+    done = restore(archived.url, target)
+    assert [(each.topic, each.partition, each.first, each.end) for each in done] == [("t", 0, 0, len(archived.events))]
     with open_engine(target) as hw:
-        assert (hw.uuid, hw.describe("t").uuid) == (source.uuid, source.topic.uuid)
-        assert hw.describe("t").settings == source.topic.settings
+        assert (hw.uuid, hw.describe("t").uuid) == (archived.uuid, archived.topic.uuid)
+        assert hw.describe("t").settings == archived.topic.settings
         assert hw.check().findings == []
-        assert everything(hw) == source.events
+        assert everything(hw) == archived.events
         ref = hw.append("t", b"next")
-        assert ref.offset == len(source.events)
-        assert next(hw.read("t", start=ref.offset)).time > source.events[-1][2]
+        assert ref.offset == len(archived.events)
+        assert next(hw.read("t", start=ref.offset)).time > archived.events[-1][2]
         assert hw.check().damaged is False
-        assert hw.archive(source.url) == [], "the archive goes on with the restored log"
+        assert hw.archive(archived.url) == [], "the archive goes on with the restored log"
 
 
 @given(at=st.integers(0, 280))
 @settings(max_examples=25)
 def test_up_to_an_offset_it_is_the_prefix_and_goes_on_there(
-    source: Source, tmp_path_factory: pytest.TempPathFactory, at: int
+    archived: Source, tmp_path_factory: pytest.TempPathFactory, at: int
 ) -> None:
     path = tmp_path_factory.mktemp("to") / "back"
-    with back(source, path, topic="t", to=at) as hw:
-        assert everything(hw) == source.events[:at]
+    with back(archived, path, topic="t", to=at) as hw:
+        assert everything(hw) == archived.events[:at]
         assert [finding for finding in hw.check().findings if finding.damage] == []
         assert hw.append("t", b"next", key="a").offset == at
         assert hw.version("t", "a") == at
         hw.seal("t")
-        assert everything(hw)[:at] == source.events[:at]
+        assert everything(hw)[:at] == archived.events[:at]
         assert not hw.check().damaged
     with open_engine(path) as hw:
         assert [event[1] for event in everything(hw)] == list(range(at + 1))
@@ -96,32 +96,32 @@ def test_up_to_an_offset_it_is_the_prefix_and_goes_on_there(
 @given(number=st.integers(0, 279), tick=st.integers(-1, 1))
 @settings(max_examples=25)
 def test_up_to_a_time_it_is_what_was_before(
-    source: Source, tmp_path_factory: pytest.TempPathFactory, number: int, tick: int
+    archived: Source, tmp_path_factory: pytest.TempPathFactory, number: int, tick: int
 ) -> None:
     path = tmp_path_factory.mktemp("to") / "back"
-    time = source.events[number][2] + timedelta(microseconds=tick)
+    time = archived.events[number][2] + timedelta(microseconds=tick)
     ticks = round((time - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)) * 10 + UNIX_EPOCH_TICKS
-    with open_engine(source.path / "data") as hw:
+    with open_engine(archived.path / "data") as hw:
         expected = [event.offset for event in hw.read("t") if event.ticks < ticks]
-    with back(source, path, to=time) as hw:
-        assert everything(hw) == source.events[: len(expected)]
+    with back(archived, path, to=time) as hw:
+        assert everything(hw) == archived.events[: len(expected)]
         assert not hw.check().damaged
         assert hw.append("t", b"next").offset == len(expected)
     shutil.rmtree(path)
 
 
-def test_only_what_the_archive_holds_can_be_asked_for(source: Source, target: Path) -> None:
+def test_only_what_the_archive_holds_can_be_asked_for(archived: Source, target: Path) -> None:
     for options, error, code in (
-        ({"topic": "t", "to": len(source.events) + 1}, Invalid, "not_archived"),
+        ({"topic": "t", "to": len(archived.events) + 1}, Invalid, "not_archived"),
         ({"to": 5}, Invalid, "topic_needed"),
         ({"topic": "nowhere"}, NotFound, "topic_not_found"),
         ({"topic": "t", "to": 5, "partition": 3}, NotFound, "partition_not_found"),
     ):
         with pytest.raises(error) as told:
-            restore(source.url, target, **options)
+            restore(archived.url, target, **options)
         assert told.value.code == code
     with pytest.raises(NotFound) as none:
-        restore(f"{source.url}/elsewhere", target)
+        restore(f"{archived.url}/elsewhere", target)
     assert none.value.code == "not_an_archive"
     assert not target.exists()
 
@@ -162,18 +162,18 @@ def test_what_producers_were_told_is_remembered(tmp_path: Path) -> None:
         assert not hw.check().damaged
 
 
-def test_a_directory_that_is_there_is_refused_unless_it_is_empty(source: Source, target: Path) -> None:
+def test_a_directory_that_is_there_is_refused_unless_it_is_empty(archived: Source, target: Path) -> None:
     target.mkdir()
-    restore(source.url, target)
+    restore(archived.url, target)
     with pytest.raises(Invalid) as told:
-        restore(source.url, target)
+        restore(archived.url, target)
     assert told.value.code == "not_empty"
 
 
 def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
-    source: Source, target: Path, monkeypatch: pytest.MonkeyPatch
+    archived: Source, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FailingStore(objects(source.path / "archive"))
+    store = FailingStore(objects(archived.path / "archive"))
     monkeypatch.setattr("headwater.history.records.open_store", lambda *_, **__: store)
     fetched: list[str] = []
 
@@ -185,7 +185,7 @@ def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
 
     store._told = told
     with pytest.raises(Unavailable):
-        restore(source.url, target)
+        restore(archived.url, target)
     assert not target.exists()
     with pytest.raises(NotFound) as none:
         headwater.open(target.parent / ".back.restoring", mode="existing")
@@ -193,15 +193,15 @@ def test_an_interrupted_restore_is_no_log_and_goes_on_where_it_was(
     store.down, first = False, set(fetched[:4])
     fetched.clear()
     store._told = lambda when, what, key: fetched.append(key) if (when, what) == ("before", "get_range") else None
-    restore(source.url, target, topic="t", to=250)
+    restore(archived.url, target, topic="t", to=250)
     assert len(first & set(fetched)) < len(first), "what was fetched before is not fetched again"
     with open_engine(target) as hw:
-        assert everything(hw) == source.events[:250]
+        assert everything(hw) == archived.events[:250]
         assert hw.check().findings == []
 
 
-def test_damage_in_the_archive_is_never_restored(source: Source, tmp_path: Path) -> None:
-    shutil.copytree(source.path / "archive", tmp_path / "archive")
+def test_damage_in_the_archive_is_never_restored(archived: Source, tmp_path: Path) -> None:
+    shutil.copytree(archived.path / "archive", tmp_path / "archive")
     damaged = sorted((tmp_path / "archive").rglob("*.parquet"))[1]
     stored = damaged.read_bytes()
     damaged.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
@@ -211,9 +211,9 @@ def test_damage_in_the_archive_is_never_restored(source: Source, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["../0.parquet", "/etc/passwd", "0-00000000000000000000/../x.parquet", "tail", ""])
-def test_a_manifest_with_a_name_that_no_file_has_is_refused(source: Source, name: str) -> None:
-    with open_engine(source.path / "data") as hw:
-        manifest = manifest_of(objects(source.path / "archive"), hw)
+def test_a_manifest_with_a_name_that_no_file_has_is_refused(archived: Source, name: str) -> None:
+    with open_engine(archived.path / "data") as hw:
+        manifest = manifest_of(objects(archived.path / "archive"), hw)
         log = hw.directory._topics.live("t").logs[0].place.uuid
     check(manifest, log, "here")
     first, *rest = manifest.parts

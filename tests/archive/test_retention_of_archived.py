@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def archive_url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
@@ -32,10 +32,10 @@ def local(hw: Store) -> list[int]:
     return hw.directory._topics.live("t").logs[0].place.segments()
 
 
-def test_only_what_is_archived_is_dropped(tmp_path: Path, url: str) -> None:
+def test_only_what_is_archived_is_dropped(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
-        hw.archive(url)
+        hw.archive(archive_url)
         archived = hw.describe("t").partitions[0].archived
         fill(hw, 60)
         expected = everything(hw)
@@ -47,10 +47,10 @@ def test_only_what_is_archived_is_dropped(tmp_path: Path, url: str) -> None:
         assert everything(hw) == expected
 
 
-def test_segments_that_roll_wait_for_the_archiver(tmp_path: Path, url: str) -> None:
+def test_segments_that_roll_wait_for_the_archiver(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_segments=2, retention_bytes=8192)
-        archiver_of(hw.directory, url)
+        archiver_of(hw.directory, archive_url)
         fill(hw, 200)
         [log] = hw.directory._topics.live("t").logs
         hw.directory._keeper.rolled(log.place)
@@ -63,12 +63,12 @@ def test_segments_that_roll_wait_for_the_archiver(tmp_path: Path, url: str) -> N
 
 
 def test_without_the_store_nothing_is_dropped_and_that_is_said(
-    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, archive_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = FailingStore(objects(tmp_path / "archive"))
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
-        hw.archive(url)
+        hw.archive(archive_url)
         before = local(hw)
         store.down = True
         with pytest.raises(Unavailable) as out:
@@ -80,17 +80,17 @@ def test_without_the_store_nothing_is_dropped_and_that_is_said(
         assert local(hw)[: len(before)] == before
 
 
-def test_that_nobody_archives_is_said(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_that_nobody_archives_is_said(tmp_path: Path, archive_url: str, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_segments=1)
-        archiver_of(hw.directory, url)
+        archiver_of(hw.directory, archive_url)
         with caplog.at_level(logging.WARNING, "headwater"):
             fill(hw, 200)
             wait_for(lambda: "is not in the archive, and is kept" in caplog.text)
         assert local(hw)[0] == 0
 
 
-def test_what_was_put_but_is_in_no_manifest_is_not_dropped(tmp_path: Path, url: str) -> None:
+def test_what_was_put_but_is_in_no_manifest_is_not_dropped(tmp_path: Path, archive_url: str) -> None:
     class Died(BaseException):
         pass
 
@@ -102,41 +102,41 @@ def test_what_was_put_but_is_in_no_manifest_is_not_dropped(tmp_path: Path, url: 
     with open_engine(tmp_path / "data", store=store) as hw:
         fill(hw)
         with pytest.raises(Died):
-            hw.archive(url)
+            hw.archive(archive_url)
         assert [key for what, key in store.calls if what == "put_pieces"]
         assert drop(hw) == []
         assert local(hw)[0] == 0
 
 
-def test_an_archive_that_was_emptied_by_hand_drops_nothing(tmp_path: Path, url: str) -> None:
+def test_an_archive_that_was_emptied_by_hand_drops_nothing(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
-        hw.archive(url)
+        hw.archive(archive_url)
         topic = hw.directory._catalogue.find("t")
         objects(tmp_path / "archive").delete([manifest_key("t", topic.uuid, 0)])
         assert drop(hw) == []
         assert check_archive_of(hw.directory).damaged
 
 
-def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, url: str) -> None:
+def test_a_restored_log_that_went_its_own_way_drops_nothing(tmp_path: Path, archive_url: str) -> None:
     from headwater.history.restore import restore
 
     with open_engine(tmp_path / "data") as hw:
         fill(hw)
-        hw.archive(url)
+        hw.archive(archive_url)
         end = manifest_of(objects(tmp_path / "archive"), hw).parts[2].start
-    restore(url, tmp_path / "back", topic="t", to=end)
+    restore(archive_url, tmp_path / "back", topic="t", to=end)
     with open_engine(tmp_path / "back") as back:
-        archiver_of(back.directory, url)
+        archiver_of(back.directory, archive_url)
         fill(back, 100, seed=3)
         deleted = drop(back)
         assert not deleted or deleted[-1].end <= end
 
 
-def test_a_full_log_that_refuses_says_that_the_archiver_is_missing(tmp_path: Path, url: str) -> None:
+def test_a_full_log_that_refuses_says_that_the_archiver_is_missing(tmp_path: Path, archive_url: str) -> None:
     with open_engine(tmp_path / "data") as hw:
         hw.create("t", segment_bytes=4096, retention_bytes_hard=12_000, retention_consumers=True, overflow="refuse")
-        archiver_of(hw.directory, url)
+        archiver_of(hw.directory, archive_url)
         with pytest.raises(Unavailable) as full:
             fill(hw, 500)
         assert (full.value.code, "archive" in full.value.hint) == ("log_full", True)
@@ -171,11 +171,11 @@ class Recorder(Disk):
 
 
 def test_the_copy_of_the_manifest_that_names_a_segment_is_durable_before_the_segment_goes(
-    tmp_path: Path, url: str
+    tmp_path: Path, archive_url: str
 ) -> None:
     with open_engine(tmp_path / "data") as hw:
         fill(hw, 120)
-        hw.archive(url)
+        hw.archive(archive_url)
         [log] = hw.directory._topics.live("t").logs
         forget_last(log.place)
     disk = Recorder()

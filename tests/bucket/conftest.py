@@ -13,9 +13,11 @@ from headwater.disk.disk import Clock
 from headwater.limits import DEFAULTS, Limits
 from headwater.opening import store_of
 from headwater.store import Store
+from tests.bucket.chaos import Chaos, chaotic
 from tests.bucket.hooked import HookedStore
 from tests.log.unsynced import UnsyncedDisk
 from tests.opened import bucket_of
+from tests.servers import Seaweed
 
 Opener = Callable[..., Store]
 
@@ -25,6 +27,13 @@ def hooks_of(bucket: Store) -> HookedStore:
     store = bucket_of(bucket)._store
     assert isinstance(store, HookedStore)
     return store
+
+
+@pytest.fixture
+def chaos_proxy(seaweed: Seaweed) -> Iterator[Chaos]:
+    """Run a proxy in front of SeaweedFS that can delay, lose and count requests."""
+    with chaotic(seaweed.endpoint) as proxy:
+        yield proxy
 
 
 @pytest.fixture

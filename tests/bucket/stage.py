@@ -33,8 +33,8 @@ from headwater.format.batch import DATA, Batch
 from headwater.format.object import ObjectHead
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import DEFAULTS, Limits
-from headwater.log.retention_rules import Rules
 from headwater.log.rows import Rows, encode
+from headwater.log.topic_rules import Rules
 from tests.log.unsynced import UnsyncedDisk
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

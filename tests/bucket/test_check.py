@@ -18,7 +18,7 @@ LIMITS = Limits(blob_bytes_min=1024, compact_objects=0, segment_bytes=14_000, co
 
 
 @pytest.fixture
-def filled(opener: Opener) -> Store:
+def filled_bucket(opener: Opener) -> Store:
     """Two segments, three objects behind them, and a huge event in each."""
     hw = opener(limits=LIMITS)
     for _ in range(2):
@@ -36,27 +36,27 @@ def place_of(hw: Store) -> ObjectPlace:
     return bucket_of(hw)._topics.live("t").logs[0].place
 
 
-def test_a_sound_bucket_has_no_damage(filled: Store) -> None:
+def test_a_sound_bucket_has_no_damage(filled_bucket: Store) -> None:
     seen: list[tuple[int, int]] = []
-    report = filled.check(progress=lambda done, total: seen.append((done, total)))
+    report = filled_bucket.check(progress=lambda done, total: seen.append((done, total)))
     assert not report.damaged
     assert [finding.damage for finding in report.findings] == [False]  # what was compacted is still there
     assert (report.topics, report.partitions, report.segments, report.events) == (1, 1, 2, 26)
     assert seen
     for _ in range(3):
-        filled.maintain()
-    assert filled.check().findings == []
-    filled.retain("t", before=12)
-    assert not filled.check("t").damaged
+        filled_bucket.maintain()
+    assert filled_bucket.check().findings == []
+    filled_bucket.retain("t", before=12)
+    assert not filled_bucket.check("t").damaged
     with pytest.raises(NotFound):
-        filled.check("missing")
+        filled_bucket.check("missing")
 
 
 @pytest.mark.parametrize("at", [5, 30, 100, -2000, -100, -10, -1])
 @pytest.mark.parametrize("kind", ["segment", "object", "blob"])
-def test_a_damaged_byte_is_found(filled: Store, kind: str, at: int) -> None:
-    place = place_of(filled)
-    meta = filled.logs._topics.live("t").logs[0].chain.knowledge.look()
+def test_a_damaged_byte_is_found(filled_bucket: Store, kind: str, at: int) -> None:
+    place = place_of(filled_bucket)
+    meta = filled_bucket.logs._topics.live("t").logs[0].chain.knowledge.look()
     first = meta.segments[0]
     key = {
         "segment": place.segment(first.base, first.end, first.nonce),
@@ -68,7 +68,7 @@ def test_a_damaged_byte_is_found(filled: Store, kind: str, at: int) -> None:
     data = bytearray(stored.data)
     data[max(at, -len(data))] ^= 0x40
     place.store.put(key, bytes(data))
-    report = filled.check()
+    report = filled_bucket.check()
     assert report.damaged
     assert any(key in finding.path for finding in report.findings if finding.damage)
 
@@ -101,12 +101,14 @@ def replace(place: ObjectPlace) -> None:
     ],
     ids=["first object", "object", "segment", "huge event", "no record", "record", "other object"],
 )
-def test_what_is_missing_or_wrong_is_found(filled: Store, damage: Callable[[ObjectPlace], None]) -> None:
-    damage(place_of(filled))
-    assert filled.check().damaged
+def test_what_is_missing_or_wrong_is_found(filled_bucket: Store, damage: Callable[[ObjectPlace], None]) -> None:
+    damage(place_of(filled_bucket))
+    assert filled_bucket.check().damaged
 
 
-def test_a_check_that_is_overtaken_by_compaction_and_collection_finds_nothing(filled: Store, opener: Opener) -> None:
+def test_a_check_that_is_overtaken_by_compaction_and_collection_finds_nothing(
+    filled_bucket: Store, opener: Opener
+) -> None:
     other = opener(limits=LIMITS)
     overtaken: list[str] = []
 
@@ -117,16 +119,16 @@ def test_a_check_that_is_overtaken_by_compaction_and_collection_finds_nothing(fi
             for _ in range(3):
                 other.maintain()
 
-    hooks_of(filled).before = overtake
-    report = filled.check()
+    hooks_of(filled_bucket).before = overtake
+    report = filled_bucket.check()
     assert overtaken
     assert not report.damaged
     assert report.events == 26
 
 
-def test_a_damaged_record_of_a_topic_does_not_hide_the_others(filled: Store) -> None:
-    filled.append("u", b"a")
-    hooks_of(filled).within.put("topics/u/topic", b"{}")
-    report = filled.check()
+def test_a_damaged_record_of_a_topic_does_not_hide_the_others(filled_bucket: Store) -> None:
+    filled_bucket.append("u", b"a")
+    hooks_of(filled_bucket).within.put("topics/u/topic", b"{}")
+    report = filled_bucket.check()
     assert report.damaged
     assert report.topics == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import pytest
 import headwater
 from headwater.limits import DEFAULTS, Limits
 from headwater.store import Store
-from tests.bucket.chaos import Chaos, Seen, chaotic
+from tests.bucket.chaos import Chaos, Seen
 from tests.servers import Seaweed
 from tests.waiting import wait_for
 
@@ -57,14 +56,8 @@ def told(words: str) -> Requests:
 
 
 @pytest.fixture
-def proxy(seaweed: Seaweed) -> Iterator[Chaos]:
-    with chaotic(seaweed.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def url(seaweed: Seaweed, proxy: Chaos) -> str:
-    return seaweed.url(uuid.uuid4().hex, proxy.endpoint)
+def bucket_url(seaweed: Seaweed, chaos_proxy: Chaos) -> str:
+    return seaweed.url(uuid.uuid4().hex, chaos_proxy.endpoint)
 
 
 def opened(url: str, limits: Limits = DEFAULTS) -> Store:
@@ -89,84 +82,84 @@ def each(requests: Requests, objects: int) -> Requests:
     return Requests(round(requests.put / objects, 2), round(requests.get / objects, 2))
 
 
-def test_opening_and_looking_at_a_partition(url: str, proxy: Chaos) -> None:
-    fill(url, 1)
-    other = url.replace("127.0.0.1", "localhost")  # an address that was not probed yet
-    proxy.seen.clear()
+def test_opening_and_looking_at_a_partition(bucket_url: str, chaos_proxy: Chaos) -> None:
+    fill(bucket_url, 1)
+    other = bucket_url.replace("127.0.0.1", "localhost")  # an address that was not probed yet
+    chaos_proxy.seen.clear()
     with headwater.open(other, mode="existing") as bucket:
-        assert count(proxy) == told("opens a bucket")
+        assert count(chaos_proxy) == told("opens a bucket")
         assert next(iter(bucket.read("t", start=0))).offset == 0
-        looked = count(proxy)
+        looked = count(chaos_proxy)
         assert looked == told("first look at a partition")._replace(get=looked.get)
         assert looked.get <= told("first look at a partition").get
 
 
-def test_appending_and_catching_up(url: str, proxy: Chaos) -> None:
-    with opened(url, UNCOMPACTED) as bucket:
+def test_appending_and_catching_up(bucket_url: str, chaos_proxy: Chaos) -> None:
+    with opened(bucket_url, UNCOMPACTED) as bucket:
         bucket.append("t", bytes(100))
-        proxy.seen.clear()
+        chaos_proxy.seen.clear()
         for _ in range(OBJECTS):
             bucket.append("t", bytes(100))
-        assert each(count(proxy), OBJECTS) == told("an object is appended")
-    with headwater.open(url, mode="existing") as bucket:
+        assert each(count(chaos_proxy), OBJECTS) == told("an object is appended")
+    with headwater.open(bucket_url, mode="existing") as bucket:
         next(iter(bucket.read("t", start=0, end=1)))
-        proxy.seen.clear()
+        chaos_proxy.seen.clear()
         assert sum(map(len, bucket.read_batches("t", start=1))) == OBJECTS
-        caught_up = each(count(proxy), OBJECTS)
+        caught_up = each(count(chaos_proxy), OBJECTS)
         assert caught_up.put <= told("who catches up").put
         assert caught_up.get == pytest.approx(told("who catches up").get, abs=0.03)
 
 
-def test_compacting_and_reading_segments(url: str, proxy: Chaos) -> None:
-    with opened(url, UNCOMPACTED) as bucket:
+def test_compacting_and_reading_segments(bucket_url: str, chaos_proxy: Chaos) -> None:
+    with opened(bucket_url, UNCOMPACTED) as bucket:
         for _ in range(DEFAULTS.compact_objects):
             bucket.append("t", bytes(100))
-    with opened(url, UNCOMPACTED) as bucket:  # whoever has put them has them in its cache
-        proxy.seen.clear()
+    with opened(bucket_url, UNCOMPACTED) as bucket:  # whoever has put them has them in its cache
+        chaos_proxy.seen.clear()
         bucket.describe("t")
         # How many objects are read ahead to find the end is a race of threads. They are not read again.
-        proxy.seen[:] = [seen for seen in proxy.seen if "/events/" in seen.path and seen.status == 200]
+        chaos_proxy.seen[:] = [seen for seen in chaos_proxy.seen if "/events/" in seen.path and seen.status == 200]
         assert bucket.seal("t") == 1
-        assert each(count(proxy), DEFAULTS.compact_objects) == told("it is compacted")
+        assert each(count(chaos_proxy), DEFAULTS.compact_objects) == told("it is compacted")
         bucket.maintain("t")
-        looked = count(proxy)
+        looked = count(chaos_proxy)
         assert looked.put <= told("is superfluous").put
         assert looked.get <= told("is superfluous").get
-    with headwater.open(url, mode="existing") as bucket:
-        proxy.seen.clear()
+    with headwater.open(bucket_url, mode="existing") as bucket:
+        chaos_proxy.seen.clear()
         assert sum(map(len, bucket.read_batches("t"))) == DEFAULTS.compact_objects
-        assert counted([seen for seen in proxy.seen if "/segments/" in seen.path]) == told("a segment is read")
+        assert counted([seen for seen in chaos_proxy.seen if "/segments/" in seen.path]) == told("a segment is read")
 
 
-def test_following(seaweed: Seaweed, url: str, proxy: Chaos) -> None:
-    prefix = url.partition("?")[0].rpartition("/")[2]
-    with opened(seaweed.url(prefix), UNCOMPACTED) as writer, opened(url, UNCOMPACTED) as reader:
+def test_following(seaweed: Seaweed, bucket_url: str, chaos_proxy: Chaos) -> None:
+    prefix = bucket_url.partition("?")[0].rpartition("/")[2]
+    with opened(seaweed.url(prefix), UNCOMPACTED) as writer, opened(bucket_url, UNCOMPACTED) as reader:
         writer.append("t", b"")
         with reader.follow("t", start="latest", timeout=20) as following:
             for number in range(10):
-                proxy.seen.clear()
+                chaos_proxy.seen.clear()
                 offset = writer.append("t", b"").offset
                 assert next(following).offset == offset
-                found = [seen for seen in list(proxy.seen) if seen.status == 200 and "/events/" in seen.path]
+                found = [seen for seen in list(chaos_proxy.seen) if seen.status == 200 and "/events/" in seen.path]
                 if number:
                     assert counted(found) == told("one who follows")
-        proxy.seen.clear()
+        chaos_proxy.seen.clear()
         assert list(reader.follow("t", start="latest", timeout=0.5)) == []
-        looks = [seen for seen in proxy.seen if seen.status == 404]
-        assert counted(proxy.seen) == Requests(0, len(looks) * told("nothing is new").get)
+        looks = [seen for seen in chaos_proxy.seen if seen.status == 404]
+        assert counted(chaos_proxy.seen) == Requests(0, len(looks) * told("nothing is new").get)
 
 
-def test_a_member_of_a_consumer(url: str, proxy: Chaos) -> None:
+def test_a_member_of_a_consumer(bucket_url: str, chaos_proxy: Chaos) -> None:
     third_s = 0.2
-    with opened(url, Limits(compact_objects=0, lease_ms=600, bucket_ack_ms=100_000)) as bucket:
+    with opened(bucket_url, Limits(compact_objects=0, lease_ms=600, bucket_ack_ms=100_000)) as bucket:
         bucket.create("t", partitions=3)
         with bucket.consumer("c", "t") as consumer:
             assert list(consumer.drain()) == []
             wait_for(lambda: len(consumer.partitions) == 3)
             began = time.monotonic()
-            proxy.seen.clear()
-            wait_for(lambda: len(proxy.seen) >= 25)
-            seen = list(proxy.seen)
+            chaos_proxy.seen.clear()
+            wait_for(lambda: len(chaos_proxy.seen) >= 25)
+            seen = list(chaos_proxy.seen)
             times = (time.monotonic() - began) / third_s + 1
     lists = sum("list-type" in each.query for each in seen)
     signs = sum(each.method == "PUT" and "/members/" in each.path for each in seen)
@@ -176,24 +169,26 @@ def test_a_member_of_a_consumer(url: str, proxy: Chaos) -> None:
     assert times / 4 < renewals / 3 / told("is renewed").put <= times
 
 
-def test_storing_acks(url: str, proxy: Chaos) -> None:
-    with opened(url, Limits(compact_objects=0, bucket_ack_ms=100_000)) as bucket:
+def test_storing_acks(bucket_url: str, chaos_proxy: Chaos) -> None:
+    with opened(bucket_url, Limits(compact_objects=0, bucket_ack_ms=100_000)) as bucket:
         bucket.append_many("t", [b""] * 10)
         with bucket.consumer("c", "t") as consumer:
             for event in consumer.drain():
                 consumer.ack(event)
-            proxy.seen.clear()
+            chaos_proxy.seen.clear()
             consumer.flush()
-            assert counted([seen for seen in proxy.seen if "/consumers/" in seen.path]) == told("acks of a partition")
+            assert counted([seen for seen in chaos_proxy.seen if "/consumers/" in seen.path]) == told(
+                "acks of a partition"
+            )
 
 
 @pytest.mark.parametrize("events", [1, 100, 1000])
-def test_the_price_of_a_million_events(url: str, proxy: Chaos, events: int) -> None:
-    with opened(url, UNCOMPACTED) as bucket:
+def test_the_price_of_a_million_events(bucket_url: str, chaos_proxy: Chaos, events: int) -> None:
+    with opened(bucket_url, UNCOMPACTED) as bucket:
         bucket.append("t", b"")
-        proxy.seen.clear()
+        chaos_proxy.seen.clear()
         bucket.append_many("t", [bytes(range(100))] * events)
-        (size,) = (seen.sent for seen in proxy.seen if "/events/" in seen.path)
+        (size,) = (seen.sent for seen in chaos_proxy.seen if "/events/" in seen.path)
     objects = 1_000_000 / events
     appended, compacted, read = (
         told(words).price * objects for words in ("an object is appended", "it is compacted", "who catches up")

@@ -49,7 +49,7 @@ while counted < 20:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> DirectoryStore:
+def directory_store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path / "objects", Disk(), Clock())
 
 
@@ -58,9 +58,9 @@ def child(program: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_of_several_processes_one_creates_a_key_and_no_swap_is_lost(store: DirectoryStore) -> None:
-    store.create("counter", b"0")
-    children = [child(RACING, store.path, me) for me in range(3)]
+def test_of_several_processes_one_creates_a_key_and_no_swap_is_lost(directory_store: DirectoryStore) -> None:
+    directory_store.create("counter", b"0")
+    children = [child(RACING, directory_store.path, me) for me in range(3)]
     for each in children:
         assert each.stdout is not None
         assert each.stdout.readline() == "ready\n"
@@ -68,43 +68,45 @@ def test_of_several_processes_one_creates_a_key_and_no_swap_is_lost(store: Direc
     assert sorted(int(number) for numbers in won for number in numbers) == list(range(100))
     for me, numbers in enumerate(won):
         for number in numbers:
-            found = store.get(f"race/{number}")
+            found = directory_store.get(f"race/{number}")
             assert found is not None
             assert bytes(found.data) == b"%d" % me
-    counter = store.get("counter")
+    counter = directory_store.get("counter")
     assert counter is not None
     assert bytes(counter.data) == b"60"
 
 
-def test_what_a_killed_process_was_creating_is_whole_or_not_there_and_swept_later(store: DirectoryStore) -> None:
+def test_what_a_killed_process_was_creating_is_whole_or_not_there_and_swept_later(
+    directory_store: DirectoryStore,
+) -> None:
     chance = random.Random(7)
     for attempt in range(5):
-        writing = child(CREATING, store.path, attempt, 5)
+        writing = child(CREATING, directory_store.path, attempt, 5)
         assert writing.stdout is not None
         told = [int(writing.stdout.readline()) for _ in range(chance.randrange(1, 12))]
         writing.send_signal(signal.SIGKILL)
         told += map(int, writing.communicate()[0].split())
-        there = [each.key for each in store.list("objects/")]
+        there = [each.key for each in directory_store.list("objects/")]
         assert {f"objects/{number:06d}" for number in told} <= set(there)
         for key in there:
-            found = store.get(key)
+            found = directory_store.get(key)
             assert found is not None
             assert bytes(found.data) == int(key[-6:]).to_bytes(4) * 20_000
-    temporary = store.path / RESERVED / "temporary"
+    temporary = directory_store.path / RESERVED / "temporary"
     (temporary / "object.00000000.tmp").write_bytes(b"left by a killed one")
-    assert RESERVED not in store.folders("")
-    DirectoryStore(store.path, Disk(), Clock()).put("any", b"")
+    assert RESERVED not in directory_store.folders("")
+    DirectoryStore(directory_store.path, Disk(), Clock()).put("any", b"")
     assert os.listdir(temporary) == []
 
 
-def test_a_file_that_is_being_written_is_not_swept(store: DirectoryStore) -> None:
+def test_a_file_that_is_being_written_is_not_swept(directory_store: DirectoryStore) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"half"
-        DirectoryStore(store.path, Disk(), Clock()).put("other", b"sweeps first")
+        DirectoryStore(directory_store.path, Disk(), Clock()).put("other", b"sweeps first")
         yield b" and half"
 
-    store.put_pieces("slow", pieces())
-    found = store.get("slow")
+    directory_store.put_pieces("slow", pieces())
+    found = directory_store.get("slow")
     assert found is not None
     assert bytes(found.data) == b"half and half"
 
@@ -217,43 +219,43 @@ def test_a_folder_that_another_process_has_just_made_is_made_durable(tmp_path: P
     assert after_power_loss(disk.trace, "a/b/c") == b"1"
 
 
-def test_bytes_that_come_again_make_another_version(store: DirectoryStore) -> None:
-    first = store.create("a", b"A")
+def test_bytes_that_come_again_make_another_version(directory_store: DirectoryStore) -> None:
+    first = directory_store.create("a", b"A")
     assert first is not None
-    second = store.swap("a", b"B", first)
+    second = directory_store.swap("a", b"B", first)
     assert second is not None
-    third = store.swap("a", b"A", second)
+    third = directory_store.swap("a", b"A", second)
     assert third not in (None, first)
-    assert store.swap("a", b"C", first) is None
+    assert directory_store.swap("a", b"C", first) is None
 
 
-def test_reading_makes_nothing(store: DirectoryStore) -> None:
-    store.get("a")
-    store.delete(["a"])
-    assert list(store.list("")) == []
-    assert not store.path.exists()
+def test_reading_makes_nothing(directory_store: DirectoryStore) -> None:
+    directory_store.get("a")
+    directory_store.delete(["a"])
+    assert list(directory_store.list("")) == []
+    assert not directory_store.path.exists()
 
 
-def test_a_directory_that_somebody_removed_is_made_again(store: DirectoryStore) -> None:
-    store.create("a/b", b"1")
-    shutil.rmtree(store.path)
-    assert store.create("a/b", b"2") is not None
-    shutil.rmtree(store.path / "a")
-    assert store.create("a/b", b"3") is not None
+def test_a_directory_that_somebody_removed_is_made_again(directory_store: DirectoryStore) -> None:
+    directory_store.create("a/b", b"1")
+    shutil.rmtree(directory_store.path)
+    assert directory_store.create("a/b", b"2") is not None
+    shutil.rmtree(directory_store.path / "a")
+    assert directory_store.create("a/b", b"3") is not None
 
 
-def test_an_object_is_no_folder(store: DirectoryStore) -> None:
-    store.create("a/b", b"1")
-    assert store.get("a") is None
-    assert store.get("a/b/c") is None
+def test_an_object_is_no_folder(directory_store: DirectoryStore) -> None:
+    directory_store.create("a/b", b"1")
+    assert directory_store.get("a") is None
+    assert directory_store.get("a/b/c") is None
     for key in ("a", "a/b/c"):
         with pytest.raises(Invalid) as refused:
-            store.create(key, b"")
+            directory_store.create(key, b"")
         assert refused.value.code == "key_is_folder"
         with pytest.raises(Invalid):
-            store.put(key, b"")
-    store.delete(["a/b/c"])
-    assert [each.key for each in store.list("")] == ["a/b"]
+            directory_store.put(key, b"")
+    directory_store.delete(["a/b/c"])
+    assert [each.key for each in directory_store.list("")] == ["a/b"]
 
 
 def test_what_the_disk_refuses_is_told_with_what_to_do(tmp_path: Path) -> None:

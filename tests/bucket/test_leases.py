@@ -114,12 +114,12 @@ def unavailable() -> None:
 
 class TestLostAnswers:
     @pytest.fixture
-    def store(self, tmp_path: Path) -> LossyStore:
+    def lossy_store(self, tmp_path: Path) -> LossyStore:
         return LossyStore(DirectoryStore(tmp_path / "objects", UnsyncedDisk(), Clock()))
 
     @pytest.fixture
-    def join(self, store: LossyStore) -> Iterator[Callable[..., Contender]]:
-        with coordinated(BucketCoordinator(cast("ObjectStore", store), Clock())) as consumers:
+    def join(self, lossy_store: LossyStore) -> Iterator[Callable[..., Contender]]:
+        with coordinated(BucketCoordinator(cast("ObjectStore", lossy_store), Clock())) as consumers:
 
             def join(**options: Any) -> Contender:
                 clock = OwnClock(1000.0)
@@ -128,56 +128,56 @@ class TestLostAnswers:
             yield join
 
     def test_a_grant_whose_answer_was_lost_is_known_by_its_nonce(
-        self, store: LossyStore, join: Callable[..., Contender]
+        self, lossy_store: LossyStore, join: Callable[..., Contender]
     ) -> None:
         a = join(guest=[0])
-        store.lose = 0
+        lossy_store.lose = 0
         assert a.tend() == [0]
         assert a.held == {0: 1}
         assert a.store(0, 3)
 
     def test_a_grant_that_was_never_heard_of_is_used_by_nobody(
-        self, store: LossyStore, join: Callable[..., Contender]
+        self, lossy_store: LossyStore, join: Callable[..., Contender]
     ) -> None:
         a = join(guest=[0])
-        store.lose, store.how = 0, unavailable
+        lossy_store.lose, lossy_store.how = 0, unavailable
         with pytest.raises(Unavailable):
             a.tend()
         assert a.tend() == [0]
         assert a.held == {0: 2}
 
     def test_a_grant_that_was_replaced_before_its_answer_came_is_lost(
-        self, store: LossyStore, join: Callable[..., Contender]
+        self, lossy_store: LossyStore, join: Callable[..., Contender]
     ) -> None:
         a, b = join(guest=[0]), join(guest=[0])
-        store.lose, store.how = 0, lambda: b.consumers.seek("c", TOPIC, {0: 7})
+        lossy_store.lose, lossy_store.how = 0, lambda: b.consumers.seek("c", TOPIC, {0: 7})
         assert a.tend() == []
         assert a.tend() == [0]
         assert (a.held, a.cursor(0)) == ({0: 3}, 7)
 
     def test_a_commit_that_was_not_answered_is_repeated_and_the_lease_is_still_held(
-        self, store: LossyStore, join: Callable[..., Contender]
+        self, lossy_store: LossyStore, join: Callable[..., Contender]
     ) -> None:
         a = join(guest=[0])
         a.tend()
-        store.lose, store.how = 0, unavailable
+        lossy_store.lose, lossy_store.how = 0, unavailable
         with pytest.raises(Unavailable):
             a.store(0, 3)
         assert a.store(0, 4)
         assert a.cursor(0) == 4
 
     def test_a_commit_after_one_that_was_replaced_is_refused(
-        self, store: LossyStore, join: Callable[..., Contender]
+        self, lossy_store: LossyStore, join: Callable[..., Contender]
     ) -> None:
         a, b = join(guest=[0]), join(guest=[0])
         a.tend()
-        store.lose, store.how = 0, lambda: b.consumers.seek("c", TOPIC, {0: 1})
+        lossy_store.lose, lossy_store.how = 0, lambda: b.consumers.seek("c", TOPIC, {0: 1})
         assert not a.store(0, 3)
         assert b.tend() == [0]
         assert b.cursor(0) == 1
 
     def test_the_owner_counts_its_lease_from_before_it_asked(
-        self, store: LossyStore, join: Callable[..., Contender]
+        self, lossy_store: LossyStore, join: Callable[..., Contender]
     ) -> None:
         a, b = join(guest=[0]), join(guest=[0])
 
@@ -185,11 +185,11 @@ class TestLostAnswers:
             a.clock.now_s += 4.0
 
         began_s = a.clock.now_s
-        store.lose, store.how = 0, slow
+        lossy_store.lose, lossy_store.how = 0, slow
         a.tend()
         assert a.expires_s == began_s + LEASE_S
         b.tend()
-        store.lose = 0
+        lossy_store.lose = 0
         began_s = a.clock.now_s
         expires_s, _ = a.leases.store([a.progress(0, 1)], sync=True)
         assert expires_s == began_s + LEASE_S

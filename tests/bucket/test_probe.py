@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater.bucket.directory_store import DirectoryStore
-from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.object_store import ObjectStore, probe
 from headwater.bucket.opening import open_store
-from headwater.bucket.probe import probe
 from headwater.bucket.s3_store import S3Store
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Unsupported
@@ -18,9 +17,9 @@ from tests.bucket.chaos import chaotic
 from tests.servers import BUCKET, Seaweed
 
 
-def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(store: ObjectStore) -> None:
-    probe(store, Clock())
-    assert list(store.list("")) == []
+def test_a_store_that_keeps_its_conditions_passes_and_nothing_is_left(object_store: ObjectStore) -> None:
+    probe(object_store, Clock())
+    assert list(object_store.list("")) == []
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def records(store: ObjectStore) -> Records[Counter]:
     return Records(store, Clock(), Counter)
 
 
-def test_a_record_is_created_once_read_and_swapped(store: ObjectStore) -> None:
-    counters = records(store)
+def test_a_record_is_created_once_read_and_swapped(object_store: ObjectStore) -> None:
+    counters = records(object_store)
     assert counters.read("a") is None
     version = counters.create("a", Counter(1))
     assert counters.create("a", Counter(2)) is None
@@ -73,8 +73,8 @@ def test_a_record_is_created_once_read_and_swapped(store: ObjectStore) -> None:
     assert counters.swap("b", Counter(5), second) is None
 
 
-def test_a_record_that_comes_again_with_the_same_content_is_another_one(store: ObjectStore) -> None:
-    counters = records(store)
+def test_a_record_that_comes_again_with_the_same_content_is_another_one(object_store: ObjectStore) -> None:
+    counters = records(object_store)
     first = counters.create("a", Counter(1))
     assert first is not None
     second = counters.swap("a", Counter(2), first)

@@ -16,10 +16,10 @@ from tests import servers
 from tests.waiting import wait_for
 
 
-def test_a_store_is_fresh_for_each_test(store: ObjectStore) -> None:
-    assert list(store.list("")) == []
-    store.put("a", b"1")
-    found = store.get("a")
+def test_a_store_is_fresh_for_each_test(object_store: ObjectStore) -> None:
+    assert list(object_store.list("")) == []
+    object_store.put("a", b"1")
+    found = object_store.get("a")
     assert found is not None
     assert bytes(found.data) == b"1"
 

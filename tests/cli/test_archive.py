@@ -26,7 +26,7 @@ def filled(data: Path) -> Path:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def archive_url(tmp_path: Path) -> str:
     return f"objects://{tmp_path / 'archive'}"
 
 
@@ -53,11 +53,13 @@ def test_from_archive_to_restore_on_a_real_object_store(run: Run, filled: Path, 
     assert run("read", tmp_path / "all", "böse/Namen %2F", "--raw").out == "odd\n"
 
 
-def test_damage_in_an_archive_is_shown_and_ends_with_1(run: Run, filled: Path, url: str, tmp_path: Path) -> None:
-    run("archive", filled, url, "--once")
+def test_damage_in_an_archive_is_shown_and_ends_with_1(
+    run: Run, filled: Path, archive_url: str, tmp_path: Path
+) -> None:
+    run("archive", filled, archive_url, "--once")
     damaged = min((tmp_path / "archive").rglob("*.parquet"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    for words in ((url,), (filled, "--archive")):
+    for words in ((archive_url,), (filled, "--archive")):
         out = run("check", *words, code=1).out
         assert "it is cut short" in out
         assert damaged.name in out
@@ -66,33 +68,35 @@ def test_damage_in_an_archive_is_shown_and_ends_with_1(run: Run, filled: Path, u
     assert run("check", filled).lines[-1].startswith("✓ all good"), "what is in the archive is not fetched unasked"
 
 
-def test_what_cannot_be_is_said(run: Run, filled: Path, url: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_said(run: Run, filled: Path, archive_url: str, tmp_path: Path) -> None:
     assert "no archive" in run("archive", filled, "--once", code=1).err
     assert "no archive" in run("check", filled, "--archive", code=1).err
     assert "s3://bucket/prefix" in run("archive", filled, "ftp://host", "--once", code=1).err
-    assert "is not an archive" in run("restore", url, tmp_path / "back", code=1).err
-    run("archive", filled, url, "--once")
-    assert "exclusive" in run("restore", url, tmp_path / "b", "--to", "1", "--to-time", "2025-03-01", code=2).err
-    assert "--topic" in run("restore", url, tmp_path / "b", "--to", "1", code=1).err
-    assert "already exists" in run("restore", url, filled, code=1).err
+    assert "is not an archive" in run("restore", archive_url, tmp_path / "back", code=1).err
+    run("archive", filled, archive_url, "--once")
+    assert (
+        "exclusive" in run("restore", archive_url, tmp_path / "b", "--to", "1", "--to-time", "2025-03-01", code=2).err
+    )
+    assert "--topic" in run("restore", archive_url, tmp_path / "b", "--to", "1", code=1).err
+    assert "already exists" in run("restore", archive_url, filled, code=1).err
     other = tmp_path / "other"
     run("append", other, "t", "x")
-    assert "another log," in run("archive", other, url, "--once", code=1).err
+    assert "another log," in run("archive", other, archive_url, "--once", code=1).err
 
 
-def test_restore_up_to_a_time_and_as_json(run: Run, filled: Path, url: str, tmp_path: Path) -> None:
-    run("archive", filled, url, "--once", "--seal")
+def test_restore_up_to_a_time_and_as_json(run: Run, filled: Path, archive_url: str, tmp_path: Path) -> None:
+    run("archive", filled, archive_url, "--once", "--seal")
     events = run("read", filled, "t", "--json").objects
-    (told,) = run("restore", url, tmp_path / "back", "--to-time", events[20]["time"], "--json").objects
+    (told,) = run("restore", archive_url, tmp_path / "back", "--to-time", events[20]["time"], "--json").objects
     end = told["logs"][0]["end"]
     assert 15 < end <= 20, "the times that are shown are of microseconds, and events may share one"
     assert run("read", tmp_path / "back", "t", "--json").objects == events[:end]
 
 
 def test_an_archiver_follows_the_log_until_it_is_told_to_end(
-    run: Run, filled: Path, url: str, program: Sequence[str]
+    run: Run, filled: Path, archive_url: str, program: Sequence[str]
 ) -> None:
-    command = [*program, "archive", str(filled), url, "--seal", "--json"]
+    command = [*program, "archive", str(filled), archive_url, "--seal", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ends: list[int] = []
@@ -107,4 +111,4 @@ def test_an_archiver_follows_the_log_until_it_is_told_to_end(
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert ends == sorted(ends)
-    assert run("check", url).code == 0
+    assert run("check", archive_url).code == 0

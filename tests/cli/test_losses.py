@@ -23,7 +23,7 @@ def lost(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def url(lost: Path) -> Iterator[str]:
+def server_url(lost: Path) -> Iterator[str]:
     with served(lost) as running:
         yield running.url
 
@@ -66,31 +66,31 @@ def test_read_warns_on_standard_error(run: Run, lost: Path, options: tuple[str, 
 
 
 @pytest.mark.parametrize("options", [(), ("--from", "150"), ("--reverse",), ("--key", "a"), ("--type", "odd")])
-def test_read_from_a_server_warns_as_well(run: Run, url: str, options: tuple[str, ...]) -> None:
-    ran = run("read", url, "t", "--raw", *options)
+def test_read_from_a_server_warns_as_well(run: Run, server_url: str, options: tuple[str, ...]) -> None:
+    ran = run("read", server_url, "t", "--raw", *options)
     assert ran.err.count("are lost") == 1
     assert (WARNING.replace("100 to", "150 to") if "--from" in options else WARNING) in ran.err
 
 
-def test_a_server_tells_of_them(run: Run, url: str) -> None:
-    (topic,) = run("topics", url, "--json").objects
+def test_a_server_tells_of_them(run: Run, server_url: str) -> None:
+    (topic,) = run("topics", server_url, "--json").objects
     assert (topic["events"], topic["lost"]) == (300, 100)
-    with urllib.request.urlopen(f"{url}/topic/t") as answer:
+    with urllib.request.urlopen(f"{server_url}/topic/t") as answer:
         assert json.load(answer)["partitions"][0]["lost"] == [[100, 200]]
-    assert "are lost" not in run("read", url, "t", "--to", "100", "--raw").err
-    assert "are lost" not in run("read", url, "t", "--limit", "3", "--raw").err
-    last = run("tail", url, "t", "-n", "300", "--json")
+    assert "are lost" not in run("read", server_url, "t", "--to", "100", "--raw").err
+    assert "are lost" not in run("read", server_url, "t", "--limit", "3", "--raw").err
+    last = run("tail", server_url, "t", "-n", "300", "--json")
     assert (len(last.lines), last.err.count("are lost")) == (300, 1)
 
 
-def test_following_a_server_warns(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with headwater.open(url) as hw:
+def test_following_a_server_warns(server_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with headwater.open(server_url) as hw:
         assert len(list(hw.follow("t", start=50, timeout=0.0))) == 250
     assert [record.getMessage() for record in caplog.records] == [WARNING]
 
 
-def test_a_consumer_of_a_server_counts_them(url: str) -> None:
-    with headwater.open(url) as hw, hw.consumer("c", "t", timeout=5.0) as consumer:
+def test_a_consumer_of_a_server_counts_them(server_url: str) -> None:
+    with headwater.open(server_url) as hw, hw.consumer("c", "t", timeout=5.0) as consumer:
         assert consumer.drain(lambda _: None) == 300
         assert consumer.skipped == 100
 

@@ -30,7 +30,7 @@ SHOP = """
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop_file(tmp_path: Path) -> Path:
     file = tmp_path / "shop_of_pipelines.py"
     file.write_text(dedent(SHOP))
     return file
@@ -50,12 +50,12 @@ def fill(data: Path, count: int = 10) -> None:
             hw.append("orders", {"cents": number})
 
 
-def test_pipelines_are_listed_without_spark(run: Run, shop: Path) -> None:
-    told = run("pipeline", "list", shop).out
+def test_pipelines_are_listed_without_spark(run: Run, shop_file: Path) -> None:
+    told = run("pipeline", "list", shop_file).out
     assert "What was earned." in told
     assert "By day" not in told
     assert "orders, returns" in told
-    revenue, net = run("pipeline", "list", shop, "--json").objects
+    revenue, net = run("pipeline", "list", shop_file, "--json").objects
     assert (revenue["name"], revenue["topics"], revenue["to"]) == ("revenue", ["orders"], "parquet:out")
     assert (net["mode"], net["schema"]) == ("stream", {})
 

@@ -11,7 +11,7 @@ from tests.planting import plant
 
 
 @pytest.fixture
-def orders(data: Path) -> Iterator[headwater.Store]:
+def orders_store(data: Path) -> Iterator[headwater.Store]:
     """Four events of one partition."""
     with headwater.open(data) as hw:
         hw.append("orders", {"total": 12}, type="placed", key="o-1")
@@ -21,7 +21,7 @@ def orders(data: Path) -> Iterator[headwater.Store]:
         yield hw
 
 
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_off_a_terminal_columns_are_apart_by_tabs_in_one_line_each(run: Run, data: Path) -> None:
     rows = [line.split("\t") for line in run("read", data, "orders").lines]
     assert [row[:2] + row[3:] for row in rows] == [
@@ -32,9 +32,11 @@ def test_off_a_terminal_columns_are_apart_by_tabs_in_one_line_each(run: Run, dat
     ]
 
 
-def test_json_tells_everything_and_what_it_cannot_hold_in_base64(run: Run, data: Path, orders: headwater.Store) -> None:
+def test_json_tells_everything_and_what_it_cannot_hold_in_base64(
+    run: Run, data: Path, orders_store: headwater.Store
+) -> None:
     placed, paid, scanned, noted = run("read", data, "orders", "--json").objects
-    events = list(orders.read("orders"))
+    events = list(orders_store.read("orders"))
     assert list(placed) == ["topic", "partition", "offset", "time", "id", "type", "key", "content", "data", "meta"]
     assert (placed["data"], placed["content"], placed["id"]) == ({"total": 12}, "json", str(events[0].id))
     assert (paid["data"], paid["meta"], paid["offset"]) == ("by card", {"by": "me"}, 1)
@@ -52,7 +54,7 @@ def test_json_data_stays_on_one_line_with_its_numbers_as_written(run: Run, data:
     assert '"data_base64":"e25vdCBqc29u"' in second
 
 
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_raw_is_the_data_alone(run: Run, data: Path) -> None:
     ran = run("read", data, "orders", "--raw", "--limit", "3")
     assert ran.raw == b'{"total":12}\nby card\n\xff\x00\n'
@@ -75,13 +77,13 @@ def test_raw_is_the_data_alone(run: Run, data: Path) -> None:
         (["--limit", "0"], []),
     ],
 )
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_options_choose_events(run: Run, data: Path, options: list[str], offsets: list[int]) -> None:
     assert [event["offset"] for event in run("read", data, "orders", "--json", *options).objects] == offsets
 
 
-def test_reading_begins_at_an_id_or_a_time(run: Run, data: Path, orders: headwater.Store) -> None:
-    second = list(orders.read("orders"))[1]
+def test_reading_begins_at_an_id_or_a_time(run: Run, data: Path, orders_store: headwater.Store) -> None:
+    second = list(orders_store.read("orders"))[1]
     for place in (str(second.id), second.time.isoformat()):
         assert [event["offset"] for event in run("read", data, "orders", "--json", "--from", place).objects] == [
             1,
@@ -90,7 +92,7 @@ def test_reading_begins_at_an_id_or_a_time(run: Run, data: Path, orders: headwat
         ]
 
 
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_output_writes_one_event(run: Run, data: Path, tmp_path: Path) -> None:
     assert run("read", data, "orders", "--from", "2", "--output", "-").raw == b"\xff\x00"
     run("read", data, "orders", "--type", "paid", "--output", tmp_path / "file")
@@ -109,14 +111,14 @@ def test_several_partitions_need_one_for_an_offset(run: Run, data: Path) -> None
     assert {event["partition"] for event in some} <= {1}
 
 
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_tail_shows_the_last_events(run: Run, data: Path) -> None:
     assert [event["offset"] for event in run("tail", data, "orders", "-n", "2", "--json").objects] == [2, 3]
     assert [event["offset"] for event in run("tail", data, "orders", "--key", "o-1", "--json").objects] == [0, 1]
     assert run("tail", data, "orders", "-n", "0").out == ""
 
 
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_tail_f_ends_after_its_timeout(run: Run, data: Path) -> None:
     ran = run("tail", data, "orders", "-f", "-n", "1", "--timeout", "0.01", "--json")
     assert [event["offset"] for event in ran.objects] == [3]
@@ -124,7 +126,7 @@ def test_tail_f_ends_after_its_timeout(run: Run, data: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["read", "tail"])
-@pytest.mark.usefixtures("orders")
+@pytest.mark.usefixtures("orders_store")
 def test_a_bad_match_says_what_to_write(run: Run, data: Path, command: str) -> None:
     def refused(match: str, *options: str) -> str:
         return run(command, data, "orders", "--match", match, *options, code=1).err
@@ -141,9 +143,9 @@ def test_a_bad_match_says_what_to_write(run: Run, data: Path, command: str) -> N
     assert '"error": "bad_match"' in refused('{"$not": ' * 50, "--json")
 
 
-def test_tail_shows_only_what_matches(run: Run, data: Path, orders: headwater.Store) -> None:
-    orders.append("orders", {"total": 30})
-    orders.append("orders", {"total": 3})
+def test_tail_shows_only_what_matches(run: Run, data: Path, orders_store: headwater.Store) -> None:
+    orders_store.append("orders", {"total": 30})
+    orders_store.append("orders", {"total": 3})
     match = ("--match", '{"total": {"$gte": 12}}', "--json")
     assert [event["offset"] for event in run("tail", data, "orders", *match).objects] == [0, 4]
     assert [event["offset"] for event in run("tail", data, "orders", "-n", "1", *match).objects] == [4]
@@ -156,11 +158,13 @@ def test_commands_that_read_never_create(run: Run, data: Path, command: str) -> 
     assert not data.exists()
 
 
-def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_for_a_terminal_are_aligned_and_fit_it(
+    orders_store: headwater.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("NO_COLOR", "1")
-    orders.append("orders", "漢字" * 40, type="wide")
-    events = list(orders.read("orders"))
+    orders_store.append("orders", "漢字" * 40, type="wide")
+    events = list(orders_store.read("orders"))
     aligned = AlignedLines(partitions=1)
     aligned.fit(events)
     lines = [aligned.line(event).decode() for event in events]
@@ -170,16 +174,18 @@ def test_lines_for_a_terminal_are_aligned_and_fit_it(orders: headwater.Store, mo
     assert len(lines[3]) == 60
 
 
-def test_colours_are_there_unless_they_are_not_wanted(orders: headwater.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    event = next(orders.read("orders"))
+def test_colours_are_there_unless_they_are_not_wanted(
+    orders_store: headwater.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = next(orders_store.read("orders"))
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert b"\x1b[" in AlignedLines(partitions=1).line(event)
     monkeypatch.setenv("NO_COLOR", "1")
     assert b"\x1b[" not in AlignedLines(partitions=1).line(event)
 
 
-def test_a_preview_cut_inside_a_character_is_still_text(orders: headwater.Store) -> None:
-    orders.append("t", "ä" * 10)
-    (event,) = orders.read("t")
+def test_a_preview_cut_inside_a_character_is_still_text(orders_store: headwater.Store) -> None:
+    orders_store.append("t", "ä" * 10)
+    (event,) = orders_store.read("t")
     assert data_text(event, 5) == "ää"
     assert key_text(None) == ""

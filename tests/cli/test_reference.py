@@ -9,12 +9,12 @@ from typing import NamedTuple
 import pytest
 
 from headwater.cli.app import COMMANDS
-from headwater.cli.reference import renewed
 from tests.cli.conftest import Run
+from tests.cli.reference import renewed
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "CLI.md"
 MODULES = Path(__file__).parent.parent.parent / "src" / "headwater" / "cli"
-FRESH = "run: python -m headwater.cli.reference docs/CLI.md"
+FRESH = "run: python -m tests.cli.reference docs/CLI.md"
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # What differs from run to run.

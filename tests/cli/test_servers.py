@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,28 +17,22 @@ from tests.server.process import served
 from tests.server.serving import Server, serving
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    return server.url
-
-
-def test_events_are_appended_and_read(run: Run, url: str) -> None:
-    run("create", url, "orders", "--partitions", "2")
-    appended = run("append", url, "orders", "--type", "placed", "--key", "o-17", '{"total": 12}', "two", "--json")
+def test_events_are_appended_and_read(run: Run, server_url: str) -> None:
+    run("create", server_url, "orders", "--partitions", "2")
+    appended = run(
+        "append", server_url, "orders", "--type", "placed", "--key", "o-17", '{"total": 12}', "two", "--json"
+    )
     assert [line["topic"] for line in appended.objects] == ["orders", "orders"]
-    run("append", url, "orders", "--key", "o-17", stdin=b"three\nfour\n")
-    read = run("read", url, "orders", "--json").objects
+    run("append", server_url, "orders", "--key", "o-17", stdin=b"three\nfour\n")
+    read = run("read", server_url, "orders", "--json").objects
     assert [event["data"] for event in read] == [{"total": 12}, "two", "three", "four"]
-    newest = run("read", url, "orders", "--reverse", "--limit", "1", "--raw")
+    newest = run("read", server_url, "orders", "--reverse", "--limit", "1", "--raw")
     assert newest.out == "four\n"
-    assert [event["data"] for event in run("tail", url, "orders", "-n", "2", "--json").objects] == ["three", "four"]
-    assert run("read", url, "orders", "--match", '{"total": {"$gt": 10}}', "--raw").out == '{"total": 12}\n'
+    assert [event["data"] for event in run("tail", server_url, "orders", "-n", "2", "--json").objects] == [
+        "three",
+        "four",
+    ]
+    assert run("read", server_url, "orders", "--match", '{"total": {"$gt": 10}}', "--raw").out == '{"total": 12}\n'
 
 
 @pytest.mark.parametrize("command", [("topics",), ("append", "t", "x"), ("init",), ("check",), ("consume", "t", "c")])
@@ -61,55 +54,55 @@ def test_what_needs_a_directory_takes_no_address(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_topics_and_the_log_are_described(run: Run, url: str, server: Server) -> None:
-    run("append", url, "described", "x")
-    topics = {line["topic"]: line["events"] for line in run("topics", url, "--json").objects}
+def test_topics_and_the_log_are_described(run: Run, server_url: str, server: Server) -> None:
+    run("append", server_url, "described", "x")
+    topics = {line["topic"]: line["events"] for line in run("topics", server_url, "--json").objects}
     assert topics["described"] == 1
-    (told,) = run("info", url, "--json").objects
+    (told,) = run("info", server_url, "--json").objects
     (here,) = run("info", server.path, "--json").objects
-    assert (told["server"], told["uuid"]) == (url, here["uuid"])
-    assert run("info", url).out.split()[:2] == ["server", url]
-    assert "described" in run("info", url, "described").out
-    run("delete", url, "described", "--yes")
-    assert "described" not in run("topics", url).out
+    assert (told["server"], told["uuid"]) == (server_url, here["uuid"])
+    assert run("info", server_url).out.split()[:2] == ["server", server_url]
+    assert "described" in run("info", server_url, "described").out
+    run("delete", server_url, "described", "--yes")
+    assert "described" not in run("topics", server_url).out
 
 
-def test_large_files_go_in_and_out(run: Run, url: str, tmp_path: Path) -> None:
+def test_large_files_go_in_and_out(run: Run, server_url: str, tmp_path: Path) -> None:
     film = tmp_path / "film.mp4"
     film.write_bytes(bytes(range(256)) * 50_000)
-    run("append", url, "films", "--file", film, "--meta", "name=film.mp4")
-    run("read", url, "films", "--output", tmp_path / "copy.mp4")
+    run("append", server_url, "films", "--file", film, "--meta", "name=film.mp4")
+    run("read", server_url, "films", "--output", tmp_path / "copy.mp4")
     assert (tmp_path / "copy.mp4").read_bytes() == film.read_bytes()
 
 
-def test_transactions_consumers_and_retention(run: Run, url: str) -> None:
+def test_transactions_consumers_and_retention(run: Run, server_url: str) -> None:
     lines = b'{"topic": "moved", "data": "a"}\n{"topic": "moved too", "data": "b"}\n'
-    assert len(run("tx", url, "-", stdin=lines).lines) == 2
-    run("append", url, "moved", "c")
-    assert run("consume", url, "moved", "billing", "--drain", "--raw").out == "a\nc\n"
-    assert [line["cursor"] for line in run("consumers", url, "moved", "--json").objects] == [2]
-    run("seek", url, "moved", "billing", "--to", "earliest")
-    run("forget", url, "moved", "billing", "--yes")
-    run("retain", url, "moved", "--segments", "3", "--json")
-    assert run("replay", url, "moved").code == 0
+    assert len(run("tx", server_url, "-", stdin=lines).lines) == 2
+    run("append", server_url, "moved", "c")
+    assert run("consume", server_url, "moved", "billing", "--drain", "--raw").out == "a\nc\n"
+    assert [line["cursor"] for line in run("consumers", server_url, "moved", "--json").objects] == [2]
+    run("seek", server_url, "moved", "billing", "--to", "earliest")
+    run("forget", server_url, "moved", "billing", "--yes")
+    run("retain", server_url, "moved", "--segments", "3", "--json")
+    assert run("replay", server_url, "moved").code == 0
 
 
-def test_transfers(run: Run, url: str, tmp_path: Path) -> None:
-    run("append", url, "transferred", "a", "b")
-    run("export", url, "transferred", tmp_path / "file.jsonl")
-    run("import", url, "imported", tmp_path / "file.jsonl")
-    assert run("read", url, "imported", "--raw").out == "a\nb\n"
+def test_transfers(run: Run, server_url: str, tmp_path: Path) -> None:
+    run("append", server_url, "transferred", "a", "b")
+    run("export", server_url, "transferred", tmp_path / "file.jsonl")
+    run("import", server_url, "imported", tmp_path / "file.jsonl")
+    assert run("read", server_url, "imported", "--raw").out == "a\nb\n"
 
 
 @pytest.mark.parametrize("command", ["check", "repair", "reindex", "seal"])
-def test_what_needs_the_directory_says_so(run: Run, url: str, command: str) -> None:
-    run("append", url, "kept", "x")
-    refused = run(command, url, "kept", code=1)
+def test_what_needs_the_directory_says_so(run: Run, server_url: str, command: str) -> None:
+    run("append", server_url, "kept", "x")
+    refused = run(command, server_url, "kept", code=1)
     assert f"run 'headwater {command}' where the directory is" in refused.err
 
 
-def test_a_log_is_not_made_on_a_server(run: Run, url: str) -> None:
-    assert "headwater init DIRECTORY" in run("init", url, code=1).err
+def test_a_log_is_not_made_on_a_server(run: Run, server_url: str) -> None:
+    assert "headwater init DIRECTORY" in run("init", server_url, code=1).err
 
 
 def test_a_server_that_is_not_there_is_told_of_at_once(run: Run, tmp_path: Path) -> None:
@@ -153,11 +146,11 @@ def completed(*words: str) -> list[str]:
     return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 
 
-def test_topics_and_consumers_are_completed(run: Run, url: str) -> None:
-    run("append", url, "completed", "x")
-    run("consume", url, "completed", "biller", "--drain")
-    assert completed("read", url, "compl") == ["completed"]
-    assert completed("consume", url, "completed", "bi") == ["biller"]
+def test_topics_and_consumers_are_completed(run: Run, server_url: str) -> None:
+    run("append", server_url, "completed", "x")
+    run("consume", server_url, "completed", "biller", "--drain")
+    assert completed("read", server_url, "compl") == ["completed"]
+    assert completed("consume", server_url, "completed", "bi") == ["biller"]
 
 
 def test_completion_does_not_wait_for_a_server_that_is_silent() -> None:

@@ -13,17 +13,10 @@ from headwater.limits import Limits
 from headwater.opening import open_bucket, open_directory
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk
-from tests.server.serving import Server, serving
 
 QUICK = Limits(retry_ms=1, ack_ms=5, lease_ms=5000, bucket_ack_ms=5, follow_ms=5, follow_ms_max=20)
 
 Opener = Callable[[], Store]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        yield running
 
 
 @pytest.fixture(params=["directory", "bucket", "s3", "server"])

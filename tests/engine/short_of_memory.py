@@ -13,9 +13,10 @@ import pytest
 
 import headwater
 from headwater.errors import HeadwaterError, Unavailable
+from headwater.store import Store
 from tests.log.interrupting import raised
 from tests.log.unsynced import open_unsynced
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 # errors.py turns it into an error, and has no memory to lose.
 ROOMS = ("directory/", "bucket/", "remote/", "consumers/", "log/", "disk/", "format/", "requests.py", "event.py")
@@ -24,16 +25,10 @@ WITHIN = tuple(f"headwater/{part}" for part in ROOMS)
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("memory") / "data") as running:
-        yield running
-
-
 @pytest.fixture(params=["directory", "bucket", "server"])
-def hw(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Any]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Store]:
     if request.param == "directory":
-        opened: Any = open_unsynced(tmp_path / "data")
+        opened: Store = open_unsynced(tmp_path / "data")
     else:
         opened = headwater.open(f"objects://{tmp_path}/objects" if request.param == "bucket" else server.url)
     with opened:
@@ -76,16 +71,16 @@ VERBS: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_no_verb_raises_a_memory_error(hw: Any, name: str) -> None:
+def test_no_verb_raises_a_memory_error(opened: Store, name: str) -> None:
     refused = 0
     for number in accumulate(repeat(0), lambda before, _: before + 1 + before // 5):  # ever farther apart
         try:
-            if not raised(MemoryError, lambda: VERBS[name](hw), number, WITHIN):
+            if not raised(MemoryError, lambda: VERBS[name](opened), number, WITHIN):
                 break
         except HeadwaterError as error:
             refused += error.code == "out_of_memory"
     assert refused > 0
     with contextlib.suppress(Unavailable):  # a bucket that knows less than before looks again
-        hw.append("t", b"after")
-    hw.append("t", b"after")
-    assert [event.data for event in hw.read("t")][-1] == b"after"
+        opened.append("t", b"after")
+    opened.append("t", b"after")
+    assert [event.data for event in opened.read("t")][-1] == b"after"

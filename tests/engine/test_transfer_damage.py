@@ -38,7 +38,7 @@ def data_of(hw: Store, topic: str) -> list[bytes | None]:
 
 
 @pytest.fixture
-def filled(hw: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def filled_store(hw: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A topic of 20 events, exported in groups of 5 and read in small blocks."""
     monkeypatch.setattr(exporting, "GROUP_EVENTS", 5)
     monkeypatch.setattr(jsonl, "BLOCK_BYTES", 100)
@@ -49,22 +49,22 @@ def filled(hw: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_is_cut_off_anywhere_gives_what_is_whole_and_an_error(filled: Store, format: str) -> None:
-    whole = exported(filled, format)
-    events = data_of(filled, "t")
+def test_a_file_that_is_cut_off_anywhere_gives_what_is_whole_and_an_error(filled_store: Store, format: str) -> None:
+    whole = exported(filled_store, format)
+    events = data_of(filled_store, "t")
     complete = {len(events)}
     for cut in range(1, len(whole), {"jsonl": 41, "puro": 7}.get(format, 97)):
         with pytest.raises(HeadwaterError) if _is_cut(whole, cut, format) else nullcontext() as caught:
-            import_into(filled, "copy", whole[:cut], format)
-        found = data_of(filled, "copy")
+            import_into(filled_store, "copy", whole[:cut], format)
+        found = data_of(filled_store, "copy")
         assert found == events[: len(found)]
         if caught is not None:
             assert isinstance(caught.value, Corrupt), caught.value
             assert caught.value.imported == len(found) == caught.value.skip
             assert caught.value.position <= cut
         complete.add(len(found))
-        if "copy" in filled.topics():
-            filled.delete("copy")
+        if "copy" in filled_store.topics():
+            filled_store.delete("copy")
     assert len(complete) > (1 if format in ("arrow", "parquet") else 3)
 
 
@@ -77,18 +77,18 @@ def _is_cut(whole: bytes, cut: int, format: str) -> bool:
     return True
 
 
-def test_a_message_that_is_damaged_is_named_by_its_position(filled: Store) -> None:
-    whole = bytearray(exported(filled, "puro"))
+def test_a_message_that_is_damaged_is_named_by_its_position(filled_store: Store) -> None:
+    whole = bytearray(exported(filled_store, "puro"))
     at = whole.index(b"event 7")
     whole[at] ^= 1
     with pytest.raises(Corrupt, match="the checksum of a message is wrong in the stream, at byte") as caught:
-        import_into(filled, "copy", bytes(whole), "puro")
+        import_into(filled_store, "copy", bytes(whole), "puro")
     assert caught.value.position == 7 * (whole.index(b"event 1") - whole.index(b"event 0"))
     assert caught.value.imported == 7
-    assert data_of(filled, "copy") == data_of(filled, "t")[:7]
+    assert data_of(filled_store, "copy") == data_of(filled_store, "t")[:7]
     whole[at] ^= 1
-    assert import_into(filled, "copy", bytes(whole), "puro", skip=7) == 13
-    assert data_of(filled, "copy") == data_of(filled, "t")
+    assert import_into(filled_store, "copy", bytes(whole), "puro", skip=7) == 13
+    assert data_of(filled_store, "copy") == data_of(filled_store, "t")
 
 
 def test_what_came_before_the_damage_is_durable(tmp_path: Path) -> None:
@@ -165,31 +165,33 @@ def test_a_length_is_not_believed() -> None:
     assert max(asked) <= files.PIECE_BYTES
 
 
-def test_a_damaged_page_of_parquet_is_found(filled: Store) -> None:
+def test_a_damaged_page_of_parquet_is_found(filled_store: Store) -> None:
     """Random data, so that compression does not shield it, and a flip in the midst of the pages of data."""
-    filled.append("r", os.urandom(20_000))
+    filled_store.append("r", os.urandom(20_000))
     out = io.BytesIO()
-    filled.export("r", out, format="parquet")
+    filled_store.export("r", out, format="parquet")
     whole = bytearray(out.getvalue())
     whole[len(whole) // 2] ^= 1
     with pytest.raises(Corrupt, match="damaged"):
-        import_into(filled, "copy", bytes(whole), "parquet")
-    assert data_of(filled, "copy") == []
+        import_into(filled_store, "copy", bytes(whole), "parquet")
+    assert data_of(filled_store, "copy") == []
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_flipped_byte_never_breaks_anything_but_the_import(filled: Store, format: str, data: st.DataObject) -> None:
-    if "copy" in filled.topics():
-        filled.delete("copy")
-    whole = bytearray(exported(filled, format))
+def test_a_flipped_byte_never_breaks_anything_but_the_import(
+    filled_store: Store, format: str, data: st.DataObject
+) -> None:
+    if "copy" in filled_store.topics():
+        filled_store.delete("copy")
+    whole = bytearray(exported(filled_store, format))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        count = import_into(filled, "copy", bytes(whole), format)
+        count = import_into(filled_store, "copy", bytes(whole), format)
     except HeadwaterError as error:
         count = error.imported
-    assert len(data_of(filled, "copy")) == count
+    assert len(data_of(filled_store, "copy")) == count
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.errors import HeadwaterError, Invalid
+from headwater.errors import HeadwaterError
 from headwater.format import protocol
 from headwater.format.codec import codec
 from tests.bsons import array, code_with_scope, document, documents, mutations, text
@@ -98,26 +98,39 @@ def test_a_scope_that_points_elsewhere_is_refused() -> None:
 def test_what_is_looked_at_without_decoding_raises_nothing_else(raw: bytes) -> None:
     for check in (protocol.decode, protocol.decode_large, protocol.check, protocol.check_depth, protocol.parts):
         assert code_of(raw, check) in ("", "bad_frame")
-    assert code_of(raw, lambda raw: protocol.elements(raw, 0)) in ("", "bad_frame")
+    assert code_of(raw, lambda raw: protocol.decode_bodies([raw, raw])) in ("", "bad_frame")
 
 
-@given(mutations(documents))
-def test_the_fields_of_what_the_codec_accepts_are_found_where_they_are(raw: bytes) -> None:
-    told, found = "", {}
-    try:
-        found = protocol.elements(raw, 0)
-    except Invalid as error:
-        told = error.message
-    if told:
-        assert "twice" in told or not accepted(raw)
-        return
-    if accepted(raw) and struct.unpack_from("<i", raw)[0] == len(raw):
-        options = codec().options
-        whole = bson.decode(raw, options)
-        assert [name.decode() for name in found] == list(whole)
-        for name, (kind, start, end) in found.items():
-            alone = document([(kind, name, raw[start:end])])
-            assert repr(bson.decode(alone, options)) == repr({name.decode(): whole[name.decode()]})
+@given(mutations(documents), mutations(documents))
+def test_the_event_of_what_the_codec_accepts_is_found_where_it_is(body: bytes, event: bytes) -> None:
+    for inner in (body, document([(2, b"eventType", text(b"t")), (3, b"event", event), (0x10, b"n", b"\1\0\0\0")])):
+        raw = document([(2, b"type", text(b"EMIT")), (3, b"frame", inner)])
+        if code_of(raw, lambda raw: protocol.event_of(raw, len(protocol.decode(raw)[1]))):
+            continue
+        _, frame = protocol.decode(raw)
+        found = protocol.event_of(raw, len(frame))
+        if found is not None:
+            named = frame["event"] if "event" in frame else frame["Event"]
+            alone = bson.decode(document([(3, b"event", found)]), codec().options)["event"]
+            assert repr(alone) == repr(named)
+        if inner is not body:
+            assert found == event
+
+
+def test_the_event_is_found_in_any_order_and_a_field_that_comes_twice_is_refused() -> None:
+    event, kind = (3, b"event", document([(2, b"a", text(b"\x03event\0"))])), (2, b"eventType", text(b"t"))
+    name = (2, b"type", text(b"EMIT"))
+    for fields in ([event, kind], [kind, event], [(3, b"Event", event[2]), kind]):
+        frame = (3, b"frame", document(fields))
+        for raw in (document([name, frame]), document([frame, name])):
+            assert protocol.event_of(raw, 2) == event[2]
+    assert protocol.event_of(document([name, (3, b"frame", document([kind]))]), 1) is None
+    for wrong in (
+        [name, (3, b"frame", document([event, event, kind]))],
+        [name, name, (3, b"frame", document([event, kind]))],
+        [name, (3, b"frame", document([event, kind])), (3, b"frame", document([event, kind]))],
+    ):
+        assert code_of(document(wrong), lambda raw: protocol.event_of(raw, 2)) == "bad_frame"
 
 
 @given(mutations(documents), st.integers(0, 3), st.booleans())
@@ -169,9 +182,7 @@ def test_a_document_that_is_put_into_a_frame_is_there_byte_for_byte(
 ) -> None:
     framed = protocol.encode_around(type, fields, "result", raw)
     assert struct.unpack_from(">I", framed)[0] == len(framed) - 4
-    whole = protocol.elements(framed[4:], 0)
-    assert list(whole) == [b"type", b"frame"]
-    inner = protocol.elements(framed[4:], whole[b"frame"][1])
-    assert [name.decode() for name in inner] == [*fields, "result"]
-    _, start, end = inner[b"result"]
-    assert framed[4:][start:end] == raw
+    assert framed.endswith(b"\x03result\0" + raw + b"\0\0")
+    name, start = protocol.parts(framed[4:])
+    assert name == type.encode()
+    assert framed[4 + start + 4 :].startswith(bson.encode(fields)[4:-1])

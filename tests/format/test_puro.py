@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.format import puro, puro_checksums
+from headwater.format import puro
 from headwater.format.puro import Checksum
 from headwater.limits import PURO_KEY_BYTES_MAX, PURO_TOPIC_BYTES_MAX, PURO_VALUE_BYTES_MAX
 
@@ -95,7 +95,7 @@ def meaning(found: puro.Messages) -> list[tuple[bytes, bytes, bytes]]:
 def test_the_crc_is_the_one_of_the_catalogue() -> None:
     assert crc8(b"123456789") == 0xF4  # the check value of CRC-8/SMBUS
     data = np.frombuffer(b"\0" + b"123456789", np.uint8)
-    assert puro_checksums.documented(data, np.array([0])).tolist() == [0xF4]
+    assert puro.documented(data, np.array([0])).tolist() == [0xF4]
 
 
 @pytest.mark.parametrize(("topic", "key", "value", "written"), WRITTEN_BY_PURO)
@@ -115,7 +115,7 @@ def test_the_crc_of_a_field_is_that_of_puro(data: str, expected: int) -> None:
     """What Puro's own test of its CRC expects."""
     field = bytes.fromhex(data)
     assert puro_crc(field) == expected
-    found = puro_checksums.walk(np.frombuffer(field, np.uint8), np.array([0]), np.array([16]))
+    found = puro.walk(np.frombuffer(field, np.uint8), np.array([0]), np.array([16]))
     assert found.tolist() == [expected]
 
 
@@ -155,7 +155,7 @@ def test_messages_of_several_topics_come_back_and_each_has_its_checksum(
     assert [message[0] for message in each] == [checksum_of(message, checksum) for message in each]
 
 
-@pytest.mark.parametrize("count", [puro_checksums.FEW - 1, 3 * puro_checksums.FEW, puro_checksums.TOGETHER // 6 + 9])
+@pytest.mark.parametrize("count", [puro.FEW - 1, 3 * puro.FEW, puro.TOGETHER // 6 + 9])
 def test_many_messages_together_have_the_checksums_that_each_has_alone(count: int) -> None:
     keys = [b"k" * (n % 3) for n in range(count)]
     values = [bytes((n * i) & 0xFF for i in range(n % 40)) + b"\x4a" * (n == 7) * 2000 for n in range(count)]

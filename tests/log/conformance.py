@@ -111,7 +111,7 @@ class LogConformance:
         return place.open()
 
     @pytest.fixture(params=["fresh", "settled", "half settled"])
-    def filled(self, request: pytest.FixtureRequest, place: Place, log: Log) -> tuple[Log, list[Event]]:
+    def filled_log(self, request: pytest.FixtureRequest, place: Place, log: Log) -> tuple[Log, list[Event]]:
         """A topic "filled" of several segments, and what a full read of it gives."""
         log.create("filled", segment_bytes=TINY_SEGMENT)
         for number in range(60):
@@ -193,8 +193,8 @@ class LogConformance:
                 its.meta,
             )
 
-    def test_times_and_ids_grow_strictly(self, filled: tuple[Log, list[Event]]) -> None:
-        _, events = filled
+    def test_times_and_ids_grow_strictly(self, filled_log: tuple[Log, list[Event]]) -> None:
+        _, events = filled_log
         assert all(a.ticks < b.ticks and a.id < b.id for a, b in itertools.pairwise(events))
 
     def test_nothing_appended_gives_no_references(self, log: Log) -> None:
@@ -445,8 +445,8 @@ class LogConformance:
 
     # Reading ranges
 
-    def test_any_range_is_what_a_slice_of_all_is(self, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_any_range_is_what_a_slice_of_all_is(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         expected = list(map(plain, events))
 
         @settings(max_examples=60)
@@ -476,8 +476,8 @@ class LogConformance:
 
         check()
 
-    def test_the_ends_have_names(self, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_the_ends_have_names(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         assert len(list(log.read("filled", start="earliest", end="latest"))) == len(events)
         assert list(log.read("filled", start="latest")) == []
         assert list(log.read("filled", end="earliest")) == []
@@ -491,8 +491,8 @@ class LogConformance:
         assert list(log.read("filled", start=far_off)) == []
         assert list(log.read("filled", end=long_ago)) == []
 
-    def test_each_event_is_found_by_its_id(self, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_each_event_is_found_by_its_id(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         for event in events:
             assert next(log.read("filled", start=event.id)).offset == event.offset
 
@@ -502,8 +502,8 @@ class LogConformance:
         log.append("t", b"b")
         assert datas(events) == [b"a"]
 
-    def test_everything_is_there_after_reopening(self, place: Place, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_everything_is_there_after_reopening(self, place: Place, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         log.close()
         again = place.open()
         assert list(map(plain, again.read("filled"))) == list(map(plain, events))
@@ -557,8 +557,8 @@ class LogConformance:
 
     # Batches and Arrow
 
-    def test_batches_hold_the_same_events(self, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_batches_hold_the_same_events(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         batches = list(log.read_batches("filled", start=3, end=len(events) - 3))
         assert [event for batch in batches for event in batch.events()] == events[3:-3]
         assert sum(map(len, batches)) == len(events) - 6
@@ -569,8 +569,8 @@ class LogConformance:
         backwards = log.read_batches("filled", start=3, end=len(events) - 3, reverse=True)
         assert [event for batch in backwards for event in batch.reversed()] == events[3:-3][::-1]
 
-    def test_arrow_holds_the_same_events(self, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_arrow_holds_the_same_events(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         columns = [
             "topic",
             "partition",
@@ -661,8 +661,8 @@ class LogConformance:
         log.append_arrow("t", pa.table({"data": [b"a", b"b"], "key": nulls, "meta": nulls, "type": pa.nulls(2)}))
         assert [(event.key, event.type, event.meta) for event in log.read("t")] == [(None, "", {})] * 2
 
-    def test_arrow_that_was_read_can_be_appended(self, filled: tuple[Log, list[Event]]) -> None:
-        log, events = filled
+    def test_arrow_that_was_read_can_be_appended(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, events = filled_log
         log.append_arrow("copy", log.read_arrow("filled", columns=["data", "key", "type", "meta"]))
         for mine, its in zip(log.read("copy"), events, strict=True):
             assert (mine.data, mine.key, mine.type, mine.meta) == (its.data, its.key, its.type, its.meta)
@@ -677,9 +677,9 @@ class LogConformance:
 
     @pytest.mark.parametrize("split_bytes", [1, 1000, 3000, 1 << 30])
     def test_splits_cover_a_topic_once_and_are_cut_between_batches(
-        self, filled: tuple[Log, list[Event]], split_bytes: int
+        self, filled_log: tuple[Log, list[Event]], split_bytes: int
     ) -> None:
-        log, expected = filled
+        log, expected = filled_log
         ends = {batch.end_offset for batch in log.read_batches("filled")}
         whole = log.splits("filled", split_bytes=split_bytes)
         assert [split.start for split in whole] == [0, *(split.end for split in whole[:-1])]
@@ -695,8 +695,8 @@ class LogConformance:
             < 10 * TINY_SEGMENT + sum(batch.size for batch in log.read_batches("filled"))
         )
 
-    def test_splits_begin_and_end_where_they_are_told(self, filled: tuple[Log, list[Event]]) -> None:
-        log, expected = filled
+    def test_splits_begin_and_end_where_they_are_told(self, filled_log: tuple[Log, list[Event]]) -> None:
+        log, expected = filled_log
         lo, hi = 7, len(expected) - 5
         for start, end in [(lo, hi), (expected[lo].time, hi), (expected[lo].id, hi), ([lo], [hi])]:
             found = log.splits("filled", start=start, end=end, split_bytes=500)

@@ -17,7 +17,7 @@ from tests.log.unsynced import open_unsynced
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def data(tmp_path: Path) -> Path:
     """A log whose active segment begins at offset 3, with a snapshot of two producers, and holds one request more."""
     path = tmp_path / "data"
     with open_unsynced(path) as hw:
@@ -30,8 +30,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def snapshot(path: Path) -> Path:
-    (found,) = (path / "topics/t/0").glob("*.producers")
+def snapshot(data: Path) -> Path:
+    (found,) = (data / "topics/t/0").glob("*.producers")
     return found
 
 
@@ -53,16 +53,16 @@ def damage(hw: Store) -> list[Finding]:
     return [finding for finding in hw.check().findings if finding.damage]
 
 
-def test_a_sound_snapshot_is_nothing_to_speak_of(path: Path) -> None:
-    with open_unsynced(path) as hw:
+def test_a_sound_snapshot_is_nothing_to_speak_of(data: Path) -> None:
+    with open_unsynced(data) as hw:
         assert hw.check().findings == []
         assert hw.repair() == []
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.torture)])
-def test_any_damage_of_the_snapshot_is_found_and_only_producers_feel_it(path: Path, snapshot: Path, step: int) -> None:
+def test_any_damage_of_the_snapshot_is_found_and_only_producers_feel_it(data: Path, snapshot: Path, step: int) -> None:
     for number, at in enumerate(flips(snapshot, step)):
-        with open_unsynced(path) as hw:
+        with open_unsynced(data) as hw:
             (found,) = damage(hw)
             assert (found.path, found.topic, found.partition) == (str(snapshot), "t", 0), at
             assert datas(hw.read("t"))[:4] == [b"p1", b"p2", b"q1", b"q2"], at
@@ -71,14 +71,14 @@ def test_any_damage_of_the_snapshot_is_found_and_only_producers_feel_it(path: Pa
             assert caught.value.path == str(snapshot)
             if number % 20 == 0:
                 assert hw.append("t", b"plain", key=b"k").offset == hw.version("t", b"k")
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         assert damage(hw) == []
         assert hw.append("t", b"p2", producer=("p", 3, 2)).offset == 1
 
 
-def test_no_segment_is_begun_over_a_damaged_snapshot(path: Path, snapshot: Path) -> None:
+def test_no_segment_is_begun_over_a_damaged_snapshot(data: Path, snapshot: Path) -> None:
     snapshot.write_bytes(b"?" + snapshot.read_bytes()[1:])
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         for _ in range(2):
             with pytest.raises(Corrupt, match="headwater repair"):
                 hw.seal("t")
@@ -90,13 +90,13 @@ def test_no_segment_is_begun_over_a_damaged_snapshot(path: Path, snapshot: Path)
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_repair_puts_an_empty_snapshot_in_place_and_keeps_the_damaged_one(
-    path: Path, snapshot: Path, missing: bool
+    data: Path, snapshot: Path, missing: bool
 ) -> None:
     stored = b"?" + snapshot.read_bytes()[1:]
     snapshot.write_bytes(stored)
     if missing:
         snapshot.unlink()
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         with pytest.raises(Corrupt):
             hw.append("t", b"", producer=("p", 3, 2))
         (planned,) = hw.repair()
@@ -117,42 +117,42 @@ def test_repair_puts_an_empty_snapshot_in_place_and_keeps_the_damaged_one(
         assert hw.append("t", b"p2", producer=("p", 1, 2)).offset == 4
 
 
-def test_a_second_repair_keeps_the_bytes_of_the_first(path: Path, snapshot: Path) -> None:
+def test_a_second_repair_keeps_the_bytes_of_the_first(data: Path, snapshot: Path) -> None:
     kept = set()
     for byte in (b"1", b"2"):
         snapshot.write_bytes(byte)
-        with open_unsynced(path) as hw:
+        with open_unsynced(data) as hw:
             kept |= {action.kept for action in hw.repair(apply=True)}
     assert sorted(Path(each).read_bytes() for each in kept) == [b"1", b"2"]
 
 
-def test_a_header_that_is_written_anew_still_tells_of_its_snapshot(path: Path, snapshot: Path) -> None:
+def test_a_header_that_is_written_anew_still_tells_of_its_snapshot(data: Path, snapshot: Path) -> None:
     file = snapshot.with_suffix(".log")
     file.write_bytes(b"?" + file.read_bytes()[1:])
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         hw.repair(apply=True)
         assert damage(hw) == []
         assert hw.append("t", b"p2", producer=("p", 3, 2)).offset == 1
         assert hw.append("t", b"q2", producer=("q", 1, 2)).offset == 3
 
 
-def test_header_and_snapshot_are_mended_together(path: Path, snapshot: Path) -> None:
+def test_header_and_snapshot_are_mended_together(data: Path, snapshot: Path) -> None:
     for file in (snapshot, snapshot.with_suffix(".log")):
         file.write_bytes(b"?" + file.read_bytes()[1:])
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         assert {Path(action.path).suffix for action in hw.repair(apply=True)} == {".log", ".producers"}
         assert damage(hw) == []
         assert hw.append("t", b"q2", producer=("q", 1, 2)).offset == 3
 
 
 @pytest.mark.parametrize("base", [0, 1, 99])
-def test_a_snapshot_of_no_active_segment_is_worth_knowing_and_swept(path: Path, snapshot: Path, base: int) -> None:
+def test_a_snapshot_of_no_active_segment_is_worth_knowing_and_swept(data: Path, snapshot: Path, base: int) -> None:
     orphan = snapshot.with_name(f"{base:020d}.producers")
     orphan.write_bytes(snapshot.read_bytes())
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         assert [(finding.path, finding.damage) for finding in hw.check().findings] == [(str(orphan), False)]
-    (path / "topics/t/0/tail").unlink()  # so that the log is recovered
-    with open_unsynced(path) as hw:
+    (data / "topics/t/0/tail").unlink()  # so that the log is recovered
+    with open_unsynced(data) as hw:
         assert hw.append("t", b"p2", producer=("p", 3, 2)).offset == 1
         assert hw.check().findings == []
     assert not orphan.exists()

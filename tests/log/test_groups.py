@@ -54,7 +54,7 @@ def disk() -> GatedDisk:
 
 
 @pytest.fixture
-def hw(tmp_path: Path, disk: GatedDisk) -> Iterator[Store]:
+def gated(tmp_path: Path, disk: GatedDisk) -> Iterator[Store]:
     with open_directory(tmp_path / "data", disk=disk) as engine:
         engine.create("t")
         yield engine
@@ -122,54 +122,54 @@ def in_one_group(hw: Store, disk: GatedDisk, works: Sequence[Callable[[], Any]])
     return results
 
 
-def test_threads_that_append_durably_share_batches_and_syncs(hw: Store, disk: GatedDisk) -> None:
+def test_threads_that_append_durably_share_batches_and_syncs(gated: Store, disk: GatedDisk) -> None:
     threads, count = 32, 10
     disk.takes_s = 0.002
     before = disk.syncs
 
     def append(thread: int) -> list[Ref]:
-        return [hw.append("t", b"%d %d" % (thread, number), type=f"t{thread % 3}") for number in range(count)]
+        return [gated.append("t", b"%d %d" % (thread, number), type=f"t{thread % 3}") for number in range(count)]
 
     refs = run_together([partial(append, thread) for thread in range(threads)])
-    events = list(hw.read("t"))
+    events = list(gated.read("t"))
     assert len(events) == threads * count
     for thread, mine in enumerate(refs):
         assert [ref.offset for ref in mine] == sorted(ref.offset for ref in mine)
         for number, ref in enumerate(mine):
             event = events[ref.offset]
             assert (event.data, event.id, event.type) == (b"%d %d" % (thread, number), ref.id, f"t{thread % 3}")
-    batches = len(list(hw.read_batches("t")))
+    batches = len(list(gated.read_batches("t")))
     assert batches <= disk.syncs - before + 1
     assert batches < threads * count / 4
-    assert hw.describe("t").partitions[0].durable == threads * count
+    assert gated.describe("t").partitions[0].durable == threads * count
 
 
-def test_those_who_wait_become_one_batch(hw: Store, disk: GatedDisk) -> None:
+def test_those_who_wait_become_one_batch(gated: Store, disk: GatedDisk) -> None:
     def append(number: int) -> Ref:
-        return hw.append("t", b"%d" % number, key=b"k", meta={"i": str(number)})
+        return gated.append("t", b"%d" % number, key=b"k", meta={"i": str(number)})
 
-    with led(hw, disk, 20):
+    with led(gated, disk, 20):
         refs = run_together([partial(append, number) for number in range(20)])
-    assert [len(batch) for batch in hw.read_batches("t")] == [1, 20]
+    assert [len(batch) for batch in gated.read_batches("t")] == [1, 20]
     for number, ref in enumerate(refs):
-        (event,) = hw.read("t", start=ref.offset, end=ref.offset + 1)
+        (event,) = gated.read("t", start=ref.offset, end=ref.offset + 1)
         assert (event.data, event.meta, event.id) == (b"%d" % number, {"i": str(number)}, ref.id)
 
 
-def test_appends_of_all_kinds_wait_together(hw: Store, disk: GatedDisk) -> None:
+def test_appends_of_all_kinds_wait_together(gated: Store, disk: GatedDisk) -> None:
     works: list[Callable[[], Any]] = [
-        lambda: [hw.append("t", b"bytes", key=b"k")],
-        lambda: [hw.append("t", "text", type="a")],
-        lambda: [hw.append("t", {"json": 1}, durability="os")],
-        lambda: list(hw.append_many("t", [b"m1", b"m2", b"m3"], types=["a", "b", "a"], keys=[None, b"k", None])),
-        lambda: list(hw.append_many("t", ["m4", "m5"], metas=[{"a": "b"}, None])),
-        lambda: [hw.append("t", b"more", durability="os")],
-        lambda: [hw.append("t", b"last", meta={"x": "y"})],
+        lambda: [gated.append("t", b"bytes", key=b"k")],
+        lambda: [gated.append("t", "text", type="a")],
+        lambda: [gated.append("t", {"json": 1}, durability="os")],
+        lambda: list(gated.append_many("t", [b"m1", b"m2", b"m3"], types=["a", "b", "a"], keys=[None, b"k", None])),
+        lambda: list(gated.append_many("t", ["m4", "m5"], metas=[{"a": "b"}, None])),
+        lambda: [gated.append("t", b"more", durability="os")],
+        lambda: [gated.append("t", b"last", meta={"x": "y"})],
     ]
-    with led(hw, disk, len(works)):
+    with led(gated, disk, len(works)):
         results = run_together(works)
     expected = [[b"bytes"], ["text"], [{"json": 1}], [b"m1", b"m2", b"m3"], ["m4", "m5"], [b"more"], [b"last"]]
-    events = list(hw.read("t"))
+    events = list(gated.read("t"))
     assert [event.offset for event in events] == list(range(11))
     for refs, values in zip(results, expected, strict=True):
         assert [ref.offset - refs[0].offset for ref in refs] == list(range(len(refs)))
@@ -212,7 +212,7 @@ def test_an_error_of_a_commit_reaches_everyone_who_waits(tmp_path: Path, disk: G
         assert hw.append("t", b"after").offset == 2
 
 
-def test_what_needs_the_log_alone_gets_its_turn(hw: Store) -> None:
+def test_what_needs_the_log_alone_gets_its_turn(gated: Store) -> None:
     """Syncing and rolling go on while threads append without a pause."""
     stop = threading.Event()
 
@@ -220,20 +220,20 @@ def test_what_needs_the_log_alone_gets_its_turn(hw: Store) -> None:
         for number in itertools.count():
             if stop.is_set():
                 return number
-            hw.append("t", b"x", durability="os")
+            gated.append("t", b"x", durability="os")
         raise AssertionError
 
     def interrupt() -> None:
         try:
             for _ in range(20):
-                hw.sync("t")
-                hw.directory._topics.get("t").logs[0].roll(tell=False)
+                gated.sync("t")
+                gated.directory._topics.get("t").logs[0].roll(tell=False)
         finally:
             stop.set()
 
     *counts, failed = run_together([*[append] * 8, interrupt])
     assert failed is None
-    assert len(list(hw.read("t"))) == sum(counts)
+    assert len(list(gated.read("t"))) == sum(counts)
     assert min(counts) > 0
 
 
@@ -258,11 +258,11 @@ def test_closing_waits_for_appends_under_way(tmp_path: Path, disk: GatedDisk) ->
         assert datas(again.read("t")) == [b"under way"]
 
 
-def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(hw: Store, disk: GatedDisk) -> None:
+def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(gated: Store, disk: GatedDisk) -> None:
     """Rows that wait may be taken, or be handed the lead, at any moment: who left them would leave the log stuck."""
     disk.gate.clear()
     disk.arrived.clear()
-    leader = threading.Thread(target=hw.append, args=("t", b"leader"))
+    leader = threading.Thread(target=gated.append, args=("t", b"leader"))
     leader.start()
     disk.arrived.wait()
 
@@ -271,17 +271,17 @@ def test_an_interrupt_is_raised_when_the_append_it_came_to_is_done(hw: Store, di
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
-    group = hw.directory._topics.get("t").logs[0]._group
+    group = gated.directory._topics.get("t").logs[0]._group
     try:
         threading.Thread(target=interrupt_when_queued, args=(group,)).start()
         with pytest.raises(KeyboardInterrupt):
-            hw.append("t", b"interrupted")
+            gated.append("t", b"interrupted")
     finally:
         signal.signal(signal.SIGUSR1, before)
         disk.gate.set()
         leader.join()
-    assert hw.append("t", b"after").offset == 2
-    assert [event.data for event in hw.read("t")] == [b"leader", b"interrupted", b"after"]
+    assert gated.append("t", b"after").offset == 2
+    assert [event.data for event in gated.read("t")] == [b"leader", b"interrupted", b"after"]
 
 
 def interrupt_when_queued(group: Group) -> None:
@@ -291,31 +291,31 @@ def interrupt_when_queued(group: Group) -> None:
 
 
 def test_who_had_the_log_open_when_it_froze_does_not_thaw_it_by_a_first_append(
-    hw: Store, disk: GatedDisk, tmp_path: Path
+    gated: Store, disk: GatedDisk, tmp_path: Path
 ) -> None:
-    hw.append("t", b"there")
+    gated.append("t", b"there")
     with open_unsynced(tmp_path / "data") as other:
         assert datas(other.read("t")) == [b"there"]  # it has read, and never appended
         disk.failure = OSError(errno.EIO, "failed")
         with pytest.raises(Unavailable):
-            hw.append("t", b"refused")
+            gated.append("t", b"refused")
         disk.failure = None
-        for engine in (other, hw):
+        for engine in (other, gated):
             with pytest.raises(Unavailable, match="frozen"):
                 engine.append("t", b"refused")
         with open_unsynced(tmp_path / "data") as new:
             assert new.append("t", b"thawed").offset == 1
-        assert [engine.append("t", b"on").offset for engine in (other, hw)] == [2, 3]
+        assert [engine.append("t", b"on").offset for engine in (other, gated)] == [2, 3]
 
 
 def test_a_log_that_froze_stays_frozen_for_another_that_appended_however_often_it_tries(
-    hw: Store, disk: GatedDisk, tmp_path: Path
+    gated: Store, disk: GatedDisk, tmp_path: Path
 ) -> None:
     with open_unsynced(tmp_path / "data") as other:
         other.append("t", b"there")
         disk.failure = OSError(errno.EIO, "failed")
         with pytest.raises(Unavailable):
-            hw.append("t", b"refused")
+            gated.append("t", b"refused")
         disk.failure = None
         for _ in range(3):
             with pytest.raises(Unavailable, match="frozen"):
@@ -323,9 +323,11 @@ def test_a_log_that_froze_stays_frozen_for_another_that_appended_however_often_i
         assert datas(other.read("t")) == [b"there"]
 
 
-def test_nothing_is_appended_to_a_log_that_another_deleted_however_often_it_is_tried(hw: Store, tmp_path: Path) -> None:
-    hw.append("t", b"there")
-    log = hw.directory._topics.get("t").logs[0]  # as a thread has it that has just looked it up
+def test_nothing_is_appended_to_a_log_that_another_deleted_however_often_it_is_tried(
+    gated: Store, tmp_path: Path
+) -> None:
+    gated.append("t", b"there")
+    log = gated.directory._topics.get("t").logs[0]  # as a thread has it that has just looked it up
     with open_unsynced(tmp_path / "data") as other:
         other.delete("t")
         other.create("t")

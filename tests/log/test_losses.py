@@ -48,7 +48,7 @@ def with_losses(path: Path, state: str = "active") -> None:
 
 
 @pytest.fixture(params=["active", "finished", "sealed"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     with_losses(tmp_path / "data", request.param)
     return tmp_path / "data"
 
@@ -60,8 +60,8 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 WARNING = "topic 't', partition 0: offsets 100 to 199 are lost: they were damaged, and repair removed them"
 
 
-def test_lost_events_are_counted_apart(path: Path) -> None:
-    with open_unsynced(path) as hw:
+def test_lost_events_are_counted_apart(data: Path) -> None:
+    with open_unsynced(data) as hw:
         described = hw.describe("t")
         assert (described.events, described.lost) == (300, 100)
         assert described.partitions[0].lost == [(100, 200)]
@@ -101,9 +101,9 @@ READS: list[tuple[dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("options", "events"), READS)
 def test_every_read_over_a_lost_range_warns_once(
-    path: Path, options: dict[str, Any], events: int, caplog: pytest.LogCaptureFixture
+    data: Path, options: dict[str, Any], events: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         assert len(list(hw.read("t", **options))) == events
     assert told(caplog) == [WARNING]
 
@@ -124,22 +124,22 @@ def test_every_read_over_a_lost_range_warns_once(
     ],
 )
 def test_a_warning_names_what_the_read_passes(
-    path: Path, options: dict[str, Any], warning: str | None, caplog: pytest.LogCaptureFixture
+    data: Path, options: dict[str, Any], warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         list(hw.read("t", **options))
     assert told(caplog) == ([] if warning is None else [warning])
 
 
-def test_what_a_read_has_not_reached_is_not_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with open_unsynced(path) as hw:
+def test_what_a_read_has_not_reached_is_not_told(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_unsynced(data) as hw:
         for options in ({}, {"reverse": True}, {"key": b"a"}):
             next(hw.read("t", **options))
     assert told(caplog) == []
 
 
-def test_describing_and_appending_warn_of_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with open_unsynced(path) as hw:
+def test_describing_and_appending_warn_of_nothing(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_unsynced(data) as hw:
         hw.describe("t")
         hw.append("t", b"next", key=b"never", expected_version=None)
         assert hw.version("t", b"none") is None
@@ -148,9 +148,9 @@ def test_describing_and_appending_warn_of_nothing(path: Path, caplog: pytest.Log
 
 @pytest.mark.parametrize("options", [{}, {"type": "odd"}, {"key": b"a"}])
 def test_a_consumer_counts_lost_events_as_skipped(
-    path: Path, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    data: Path, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with open_unsynced(path) as hw:
+    with open_unsynced(data) as hw:
         with hw.consumer("c", "t", timeout=0.0, **options) as consumer:
             handled = consumer.drain(lambda _: None)
             assert (handled, consumer.skipped) == (150 if options else 300, 100)
@@ -160,8 +160,8 @@ def test_a_consumer_counts_lost_events_as_skipped(
     assert told(caplog) == [WARNING]
 
 
-def test_following_warns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with open_unsynced(path) as hw:
+def test_following_warns(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_unsynced(data) as hw:
         assert len(list(hw.follow("t", start=0, timeout=0.0))) == 300
     assert told(caplog) == [WARNING]
 

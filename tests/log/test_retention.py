@@ -20,7 +20,7 @@ from headwater.format.index import Index
 from headwater.format.names import file_of, offset_of
 from headwater.format.settings import TopicRecord, TopicSettings
 from headwater.limits import Limits
-from headwater.log.retention_rules import Rules
+from headwater.log.topic_rules import Rules
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.log.unsynced import UnsyncedDisk

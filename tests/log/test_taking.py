@@ -20,7 +20,7 @@ TICKS_PER_DAY = 24 * 3600 * 10_000_000
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[LocalLog]:
+def source_log(tmp_path: Path) -> Iterator[LocalLog]:
     with open_directory(tmp_path / "source") as engine:
         engine.create("t", segment_bytes=4096)
         for n in range(10):
@@ -29,9 +29,9 @@ def source(tmp_path: Path) -> Iterator[LocalLog]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, source: LocalLog) -> Iterator[LocalLog]:
+def here(tmp_path: Path, source_log: LocalLog) -> Iterator[LocalLog]:
     """An empty log of the same uuid and settings."""
-    assert source.end()
+    assert source_log.end()
     from headwater.disk.disk import Clock, Disk
     from headwater.limits import DEFAULTS
     from headwater.replication.destination import ReplicaDirectory
@@ -53,20 +53,20 @@ def stored(log: LocalLog) -> list[bytes]:
     return [bytes(batch.raw()) for batch in batches(log)]
 
 
-def test_they_are_the_same_and_durable_and_fill_segments_as_appends_do(source: LocalLog, here: LocalLog) -> None:
-    given = batches(source)
+def test_they_are_the_same_and_durable_and_fill_segments_as_appends_do(source_log: LocalLog, here: LocalLog) -> None:
+    given = batches(source_log)
     here.take(given[:3], {})
     here.take(given[3:], {})
-    assert stored(here) == stored(source)
-    assert here.state().durable_offset == here.end() == source.end() == 55
-    assert here.state().last_ticks == source.state().last_ticks
-    assert here.producers() == source.producers()
+    assert stored(here) == stored(source_log)
+    assert here.state().durable_offset == here.end() == source_log.end() == 55
+    assert here.state().last_ticks == source_log.state().last_ticks
+    assert here.producers() == source_log.producers()
     for base in here.place.segments():
         assert here.place.disk.file_size(here.place.segment(base)) <= 4096
 
 
-def test_batches_that_do_not_follow_are_refused(source: LocalLog, here: LocalLog) -> None:
-    given = batches(source)
+def test_batches_that_do_not_follow_are_refused(source_log: LocalLog, here: LocalLog) -> None:
+    given = batches(source_log)
     here.take(given[:2], {})
     for wrong in (given[1:2], given[3:], given):
         with pytest.raises(Conflict, match="ends at offset 3"):
@@ -76,8 +76,8 @@ def test_batches_that_do_not_follow_are_refused(source: LocalLog, here: LocalLog
     assert here.end() == 3
 
 
-def test_a_damaged_batch_is_refused_and_nothing_of_it_is_written(source: LocalLog, here: LocalLog) -> None:
-    given = batches(source)
+def test_a_damaged_batch_is_refused_and_nothing_of_it_is_written(source_log: LocalLog, here: LocalLog) -> None:
+    given = batches(source_log)
     damaged = bytearray(given[1].raw())
     damaged[damaged.index(b"1" * 20)] ^= 1
     with pytest.raises(Corrupt):
@@ -86,21 +86,21 @@ def test_a_damaged_batch_is_refused_and_nothing_of_it_is_written(source: LocalLo
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 10, 54, 55])
-def test_what_is_behind_an_offset_is_cut_from_the_batch_that_holds_it(offset: int, source: LocalLog) -> None:
-    joined = memoryview(b"".join(stored(source)))
+def test_what_is_behind_an_offset_is_cut_from_the_batch_that_holds_it(offset: int, source_log: LocalLog) -> None:
+    joined = memoryview(b"".join(stored(source_log)))
     found = copying.behind(joined, offset, zstd=False)
     assert sum(batch.count for batch in found) == 55 - offset
     copying.check(found)
-    ticks = [int(each) for batch in batches(source) for each in batch.ticks()]
+    ticks = [int(each) for batch in batches(source_log) for each in batch.ticks()]
     assert [int(each) for batch in found for each in batch.ticks()] == ticks[offset:]
     if found:
         assert found[0].base_offset == offset
     assert copying.behind(memoryview(b""), offset, zstd=False) == []
 
 
-def test_what_is_remembered_of_producers_is_merged_and_survives(source: LocalLog, here: LocalLog) -> None:
-    here.take(batches(source), {})
-    recent = source.state().last_ticks
+def test_what_is_remembered_of_producers_is_merged_and_survives(source_log: LocalLog, here: LocalLog) -> None:
+    here.take(batches(source_log), {})
+    recent = source_log.state().last_ticks
     more = {
         "q": ProducerState(3, [ProducerAnswer(7, 2, recent, 1)]),
         **{
@@ -122,8 +122,8 @@ def test_what_is_remembered_of_producers_is_merged_and_survives(source: LocalLog
     assert here.producers()[1] == known
 
 
-def test_an_empty_segment_cannot_remember_yet(source: LocalLog, here: LocalLog) -> None:
-    known = source.producers()[1]
+def test_an_empty_segment_cannot_remember_yet(source_log: LocalLog, here: LocalLog) -> None:
+    known = source_log.producers()[1]
     assert not here.remember(known)
-    here.take(batches(source), {})
+    here.take(batches(source_log), {})
     assert here.remember(known)

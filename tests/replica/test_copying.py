@@ -23,12 +23,6 @@ from tests.replica.copies import copy_once, events, replicating, same, wait_for_
 from tests.server.serving import Server, serving
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
-
-
 class Lying:
     """A source whose huge events have this data."""
 

@@ -15,7 +15,7 @@ import pytest
 import headwater
 from tests.api.proxy import proxied
 from tests.replica.copies import Program, copy_once, end_of, facts, replicating, same, wait_for_events
-from tests.server.process import Server
+from tests.server.process import ServerProcess
 from tests.server.serving import serving
 from tests.waiting import wait_for
 
@@ -97,14 +97,14 @@ def test_a_replica_that_is_killed_again_and_again_while_others_write(kills: int,
 def test_a_server_that_is_killed_and_started_again(kills: int, tmp_path: Path) -> None:
     source, replica = tmp_path / "source", tmp_path / "replica"
     make(source)
-    server = Server(source)
+    server = ServerProcess(source)
     try:
         with following(server.url, replica):
             with writing(source, 1):
                 for _ in range(kills):
                     wait_for_events(replica, "t", end_of(replica, "t") + 100)
                     server.kill()
-                    server = Server(source, port=server.port)
+                    server = ServerProcess(source, port=server.port)
             settled(source)
             caught_up(source, replica)
     finally:
@@ -160,14 +160,14 @@ def test_a_source_that_never_answered_is_told_of_at_once(tmp_path: Path) -> None
 def test_a_replica_waits_for_a_source_that_it_has_copied_before(tmp_path: Path) -> None:
     source, replica = tmp_path / "source", tmp_path / "replica"
     make(source)
-    server = Server(source)
+    server = ServerProcess(source)
     copy_once(server.url, replica)
     server.stop()
     with headwater.open(source) as hw:
         hw.append("huge", "news")
     with following(server.url, replica):
         wait_for(lambda: headwater.replica(replica).state == "unreachable")
-        server = Server(source, port=server.port)
+        server = ServerProcess(source, port=server.port)
         try:
             wait_for_events(replica, "huge", 1)
             wait_for(lambda: headwater.replica(replica).state == "copying")

@@ -20,7 +20,7 @@ from tests.server.serving import serving
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source_path(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     with headwater.open(path) as hw:
         hw.create("t", segment_bytes=8192)
@@ -32,9 +32,9 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def replica(source: Path, tmp_path: Path) -> Path:
+def replica(source_path: Path, tmp_path: Path) -> Path:
     path = tmp_path / "replica"
-    copy_once(source, path)
+    copy_once(source_path, path)
     return path
 
 
@@ -104,8 +104,8 @@ def test_plain_http_and_the_command_line_are_refused_too(replica: Path) -> None:
     assert "headwater promote" in ran.stderr
 
 
-def test_a_replica_is_consumed_followed_and_viewed(replica: Path, source: Path) -> None:
-    with headwater.open(source) as there, headwater.open(replica) as here:
+def test_a_replica_is_consumed_followed_and_viewed(replica: Path, source_path: Path) -> None:
+    with headwater.open(source_path) as there, headwater.open(replica) as here:
         with here.consumer("billing", "t", timeout=0) as consumer:
             for event in consumer:
                 consumer.ack(event)
@@ -180,19 +180,19 @@ def test_offsets_and_times_go_on_even_if_the_clock_here_is_behind(replica: Path)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_producers_go_on_after_promotion(sealed: bool, source: Path, tmp_path: Path) -> None:
+def test_producers_go_on_after_promotion(sealed: bool, source_path: Path, tmp_path: Path) -> None:
     """Also those whose stamps the source has packed away, and whose last requests came as they were made."""
     replica = tmp_path / "replica"
-    with headwater.open(source) as there:
+    with headwater.open(source_path) as there:
         if sealed:
             there.seal("t")
         first = there.append("t", "seen before", producer=("other", 3, 1))
         if sealed:
             there.seal("t")
             there.append("t", "in the active segment")
-        copy_once(source, replica)
+        copy_once(source_path, replica)
         live = there.append("t", "live", producer=("shop", 0, 20))
-    copy_once(source, replica)
+    copy_once(source_path, replica)
     headwater.promote(replica)
     with headwater.open(replica) as hw:
         again = hw.append("t", "seen before", producer=("other", 3, 1))
@@ -209,35 +209,35 @@ def test_producers_go_on_after_promotion(sealed: bool, source: Path, tmp_path: P
         assert not hw.check().damaged
 
 
-def test_a_request_that_was_not_copied_is_not_answered_as_if_it_were(source: Path) -> None:
+def test_a_request_that_was_not_copied_is_not_answered_as_if_it_were(source_path: Path) -> None:
     """What the source remembers of producers may be of events that came after those that are here."""
     from headwater.replication.replicator import _up_to
 
-    with headwater.open(source) as hw:
+    with headwater.open(source_path) as hw:
         known = hw.directory.partition_log("t", 0).producers()[1]
     kept = _up_to(known, 18)
     assert [answer.offset for answer in kept["shop"].answers] == [15, 16, 17]
     assert _up_to(known, 3) == {}
 
 
-def test_it_is_not_promoted_while_somebody_copies_to_it(source: Path, tmp_path: Path) -> None:
+def test_it_is_not_promoted_while_somebody_copies_to_it(source_path: Path, tmp_path: Path) -> None:
     replica = tmp_path / "replica"
-    with headwater.open(source) as there:
+    with headwater.open(source_path) as there:
         with replicating(there.replication(), replica):
             wait_for_events(replica, "t", 20)
             with pytest.raises(headwater.Unavailable, match="replicating") as caught:
                 headwater.promote(replica)
             assert caught.value.code == "replicating"
             with pytest.raises(headwater.Unavailable) as caught:
-                copy_once(source, replica)
+                copy_once(source_path, replica)
             assert caught.value.code == "replicating"
         headwater.promote(replica)
 
 
-def test_it_is_never_copied_to_again_after_it_was_promoted(source: Path, replica: Path) -> None:
+def test_it_is_never_copied_to_again_after_it_was_promoted(source_path: Path, replica: Path) -> None:
     headwater.promote(replica)
     with pytest.raises(headwater.Conflict, match="new directory") as caught:
-        copy_once(source, replica)
+        copy_once(source_path, replica)
     assert caught.value.code == "promoted"
     with pytest.raises(headwater.Conflict) as caught:
         headwater.promote(replica)
@@ -245,47 +245,47 @@ def test_it_is_never_copied_to_again_after_it_was_promoted(source: Path, replica
     assert headwater.replica(replica).state == "promoted"
 
 
-def test_only_a_replica_of_this_source_is_copied_to(source: Path, replica: Path, tmp_path: Path) -> None:
+def test_only_a_replica_of_this_source_is_copied_to(source_path: Path, replica: Path, tmp_path: Path) -> None:
     with headwater.open(tmp_path / "other") as hw:
         hw.append("t", "x")
     with pytest.raises(headwater.Conflict) as caught:
         copy_once(tmp_path / "other", replica)
     assert caught.value.code == "other_source"
     with pytest.raises(headwater.Conflict) as caught:
-        copy_once(source, tmp_path / "other")
+        copy_once(source_path, tmp_path / "other")
     assert caught.value.code == "not_a_replica"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(headwater.Invalid, match="letter"):
-        copy_once(source, tmp_path / "mine")
+        copy_once(source_path, tmp_path / "mine")
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     with pytest.raises(headwater.NotFound) as missing:
-        headwater.promote(source)
+        headwater.promote(source_path)
     assert missing.value.code == "not_a_replica"
 
 
-def test_a_replica_of_a_replica_follows_it(source: Path, replica: Path, tmp_path: Path) -> None:
+def test_a_replica_of_a_replica_follows_it(source_path: Path, replica: Path, tmp_path: Path) -> None:
     copy_once(replica, tmp_path / "second")
-    with headwater.open(source) as hw:
+    with headwater.open(source_path) as hw:
         hw.append("t", "news")
-    copy_once(source, replica)
+    copy_once(source_path, replica)
     copy_once(replica, tmp_path / "second")
-    assert events(tmp_path / "second", "t") == events(source, "t")
+    assert events(tmp_path / "second", "t") == events(source_path, "t")
 
 
-def test_how_far_it_is_is_told(source: Path, replica: Path) -> None:
+def test_how_far_it_is_is_told(source_path: Path, replica: Path) -> None:
     info = headwater.replica(replica)
     assert (info.state, info.lag, info.promoted) == ("stopped", 0, None)
-    assert info.source == str(source)
+    assert info.source == str(source_path)
     assert datetime.fromisoformat(info.since) < datetime.fromisoformat(info.heard or "") < datetime.now(UTC)
     log = info.logs[0]
     assert (log.topic, log.partition, log.end, log.source_end) == ("t", 0, 20, 20)
     told = threading.Event()
-    with headwater.open(source) as there, replicating(there.replication(), replica, told=lambda _: told.set()):
+    with headwater.open(source_path) as there, replicating(there.replication(), replica, told=lambda _: told.set()):
         assert told.wait(20)
         assert headwater.replica(replica).state == "copying"
     with pytest.raises(headwater.NotFound):
-        headwater.replica(source)
+        headwater.replica(source_path)
 
 
 def test_a_damaged_marker_is_not_taken_for_none(replica: Path) -> None:

@@ -24,7 +24,7 @@ _URL = re.compile(rb"https?://\S+")
 _TCP_URL = re.compile(rb"headwaters?://\S+")
 
 
-class Server:
+class ServerProcess:
     """A running `headwater serve`. `url` is where it listens, `tcp_url` where it does without HTTP."""
 
     def __init__(self, path: Path, *options: str, port: int = 0, tcp_port: int = 0) -> None:
@@ -88,9 +88,9 @@ class Server:
 
 
 @contextmanager
-def served(path: Path, *options: str) -> Iterator[Server]:
+def served(path: Path, *options: str) -> Iterator[ServerProcess]:
     """A server for the time of a block, which must end cleanly."""
-    server = Server(path, *options)
+    server = ServerProcess(path, *options)
     try:
         yield server
     finally:

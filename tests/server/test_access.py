@@ -15,7 +15,7 @@ from tests.server.people import add, bearer
 
 
 @pytest.fixture
-def users(tmp_path: Path) -> FileAccess:
+def access(tmp_path: Path) -> FileAccess:
     add(tmp_path / "users.json", "ada")
     return FileAccess(tmp_path / "users.json")
 
@@ -52,7 +52,7 @@ def test_loopback_may_be_open(host: str, caplog: pytest.LogCaptureFixture) -> No
     "host", ["", "0.0.0.0", "::", "192.0.2.1", "log.example", "localhost.example", "127.0.0.1.example"]
 )
 def test_a_network_needs_authentication_or_insecure(
-    host: str, users: FileAccess, caplog: pytest.LogCaptureFixture
+    host: str, access: FileAccess, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not loopback(host)
     with pytest.raises(Invalid) as caught:
@@ -61,9 +61,9 @@ def test_a_network_needs_authentication_or_insecure(
     assert "--auth" in caught.value.hint
     assert "--insecure" in caught.value.hint
     with caplog.at_level(logging.WARNING):
-        check_exposure(host, users, tls=True)
+        check_exposure(host, access, tls=True)
         assert caplog.messages == []
-        check_exposure(host, users)
+        check_exposure(host, access)
         assert "unencrypted" in caplog.messages[-1]
         check_exposure(host, OpenAccess(), insecure=True)
         assert "everyone" in caplog.messages[-1]

@@ -21,7 +21,7 @@ from headwater.limits import ServerLimits
 from headwater.opening import open_directory
 from headwater.server.apps import Application
 from headwater.server.metrics import ApplicationMeter
-from tests.server.process import Server, http
+from tests.server.process import ServerProcess, http
 from tests.waiting import wait_for
 
 SHOP = """
@@ -95,14 +95,14 @@ def gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop_file(tmp_path: Path) -> Path:
     path = tmp_path / "shop.py"
     path.write_text(SHOP)
     return path
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Any]]:
+def steady_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Any]]:
     """A server whose application nobody kills."""
     path = tmp_path_factory.mktemp("steady")
     (path / "shop.py").write_text(SHOP)
@@ -111,8 +111,8 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, A
 
 
 @contextmanager
-def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
-    server = Server(data, "--app", str(shop))
+def running(data: Path, shop: Path) -> Iterator[tuple[ServerProcess, Any]]:
+    server = ServerProcess(data, "--app", str(shop))
     try:
         with headwater.open(server.url) as hw:
             yield server, hw
@@ -120,13 +120,13 @@ def running(data: Path, shop: Path) -> Iterator[tuple[Server, Any]]:
         assert server.stop() == 0
 
 
-def samples(server: Server, name: str) -> dict[str, float]:
+def samples(server: ServerProcess, name: str) -> dict[str, float]:
     lines = http.get(f"{server.url}/metrics").text.splitlines()
     return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line.startswith(name))}
 
 
-def test_documents_are_made_and_queries_answered_by_another_process(steady: tuple[Server, Any]) -> None:
-    server, hw = steady
+def test_documents_are_made_and_queries_answered_by_another_process(steady_app: tuple[ServerProcess, Any]) -> None:
+    server, hw = steady_app
     refs = hw.append_many("orders", [{"n": 1}, {"n": 500}, {"n": 300}], keys=["one", "two", "three"])
     document = hw.binder("totals").get("two", at_least=refs)
     child = document.data["by"]
@@ -137,8 +137,8 @@ def test_documents_are_made_and_queries_answered_by_another_process(steady: tupl
     assert told == {"id": "two", "version": refs[1].offset, "data": {"n": 500}}
 
 
-def test_what_is_wrong_with_a_query_is_told(steady: tuple[Server, Any]) -> None:
-    server, hw = steady
+def test_what_is_wrong_with_a_query_is_told(steady_app: tuple[ServerProcess, Any]) -> None:
+    server, hw = steady_app
 
     def ask(name: str, **arguments: Any) -> tuple[int, str]:
         answer = http.post(f"{server.url}/query/{name}", json=arguments)
@@ -163,8 +163,8 @@ def test_what_is_wrong_with_a_query_is_told(steady: tuple[Server, Any]) -> None:
     assert isinstance(hw.query("who"), int)
 
 
-def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Path, shop: Path) -> None:
-    with running(tmp_path / "data", shop) as (server, hw):
+def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Path, shop_file: Path) -> None:
+    with running(tmp_path / "data", shop_file) as (server, hw):
         first = hw.query("who")
         hw.append("orders", {"n": 1}, key="a")
         os.kill(first, signal.SIGKILL)
@@ -183,8 +183,8 @@ def test_an_application_that_is_killed_is_started_again_and_goes_on(tmp_path: Pa
     assert gone(second)
 
 
-def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Path, shop: Path) -> None:
-    with running(tmp_path / "data", shop) as (server, hw):
+def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Path, shop_file: Path) -> None:
+    with running(tmp_path / "data", shop_file) as (server, hw):
         child = hw.query("who")
         told = tmp_path / "told"
 
@@ -199,9 +199,9 @@ def test_who_waits_for_an_answer_when_the_application_dies_is_told(tmp_path: Pat
         killing.join()
 
 
-def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop: Path) -> None:
+def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop_file: Path) -> None:
     command = [*SERVE, str(tmp_path / "data")]
-    command += ["--app", str(shop)]
+    command += ["--app", str(shop_file)]
     pipe, asked = subprocess.PIPE, tmp_path / "asked"
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         assert process.stdout is not None
@@ -221,10 +221,10 @@ def test_an_interrupt_from_the_terminal_ends_both_properly(tmp_path: Path, shop:
         assert gone(child)
 
 
-def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop: Path) -> None:
+def test_the_application_ends_when_the_server_is_killed(tmp_path: Path, shop_file: Path) -> None:
     ended = tmp_path / "ended properly"
-    shop.write_text(f"{SHOP}\nimport atexit, pathlib\natexit.register(pathlib.Path({str(ended)!r}).touch)\n")
-    server = Server(tmp_path / "data", "--app", str(shop))
+    shop_file.write_text(f"{SHOP}\nimport atexit, pathlib\natexit.register(pathlib.Path({str(ended)!r}).touch)\n")
+    server = ServerProcess(tmp_path / "data", "--app", str(shop_file))
     child = http.post(f"{server.url}/query/who").json()
     assert not gone(child)
     server.kill()
@@ -262,8 +262,8 @@ async def test_why_an_application_does_not_begin_is_told(tmp_path: Path, text: s
     await application.stop()
 
 
-def test_a_fold_that_raises_is_shown_and_stops_no_other(steady: tuple[Server, Any]) -> None:
-    server, hw = steady
+def test_a_fold_that_raises_is_shown_and_stops_no_other(steady_app: tuple[ServerProcess, Any]) -> None:
+    server, hw = steady_app
     hw.append("orders", {"n": 1}, key="a")
     bad = hw.append("orders", {"n": 13}, key="a")
     ref = hw.append("orders", {"n": 2}, key="a")
@@ -285,11 +285,11 @@ def test_a_fold_that_raises_is_shown_and_stops_no_other(steady: tuple[Server, An
     assert hw.query("who")
 
 
-def test_two_servers_run_the_same_application_on_one_directory(tmp_path: Path, shop: Path) -> None:
+def test_two_servers_run_the_same_application_on_one_directory(tmp_path: Path, shop_file: Path) -> None:
     data = tmp_path / "data"
     with open_directory(data) as hw:
         hw.create("orders", partitions=2)
-    with running(data, shop) as (_, one), running(data, shop) as (_, other):
+    with running(data, shop_file) as (_, one), running(data, shop_file) as (_, other):
         keys = [f"k{number}" for number in range(20)]
         sides = (one, other, one, other, one)
         *_, refs = [side.append_many("orders", [{"n": 1}] * 20, keys=keys) for side in sides]
@@ -299,9 +299,9 @@ def test_two_servers_run_the_same_application_on_one_directory(tmp_path: Path, s
         assert one.query("who") != other.query("who")
 
 
-def test_an_application_runs_without_a_server_until_it_is_told_to_end(tmp_path: Path, shop: Path) -> None:
+def test_an_application_runs_without_a_server_until_it_is_told_to_end(tmp_path: Path, shop_file: Path) -> None:
     data = tmp_path / "data"
-    command = [sys.executable, "-m", "headwater.cli", "views", "run", str(data), "--app", str(shop)]
+    command = [sys.executable, "-m", "headwater.cli", "views", "run", str(data), "--app", str(shop_file)]
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

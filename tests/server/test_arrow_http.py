@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -12,19 +11,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess
 
 ARROW = "application/vnd.apache.arrow.stream"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served(tmp_path_factory.mktemp("arrow") / "data") as server:
-        yield server
-
-
-def made(server: Server, partitions: int = 1) -> str:
-    url = f"{server.url}/topic/{uuid4()}"
+def made(process: ServerProcess, partitions: int = 1) -> str:
+    url = f"{process.url}/topic/{uuid4()}"
     assert httpx.put(url, params={"partitions": partitions}).json() is True
     return url
 
@@ -47,19 +40,19 @@ def read(topic: str, **query: Any) -> pa.Table:
     return ipc.open_stream(answer.content).read_all()
 
 
-def test_a_table_goes_in_and_comes_out(server: Server) -> None:
-    topic = made(server)
+def test_a_table_goes_in_and_comes_out(process: ServerProcess) -> None:
+    topic = made(process)
     table = pa.table({"data": [b"a", b"b"], "key": [b"k", None], "type": ["x", "y"], "meta": [None, b'{"m":"1"}']})
     told = post(topic, table).json()
     assert (told["count"], [run["offset"] for run in told["runs"]]) == (2, [0])
     assert "rows" not in told["runs"][0]
     assert read(topic, columns="data,key,type,meta").to_pydict() == table.to_pydict()
     assert read(topic, columns="offset", end_before=1).to_pydict() == {"offset": [0]}
-    assert read(made(server)).num_rows == 0
+    assert read(made(process)).num_rows == 0
 
 
-def test_a_large_table_is_split_and_its_runs_follow_each_other(server: Server) -> None:
-    topic = made(server)
+def test_a_large_table_is_split_and_its_runs_follow_each_other(process: ServerProcess) -> None:
+    topic = made(process)
     table = pa.table({"data": [b"%d" % i for i in range(150_000)]})
     told = post(topic, table, durability="os").json()
     assert told["count"] == 150_000
@@ -69,8 +62,8 @@ def test_a_large_table_is_split_and_its_runs_follow_each_other(server: Server) -
     assert read(topic, columns="data")["data"].to_pylist() == table["data"].to_pylist()
 
 
-def test_over_several_partitions_each_run_tells_its_rows(server: Server) -> None:
-    topic = made(server, partitions=3)
+def test_over_several_partitions_each_run_tells_its_rows(process: ServerProcess) -> None:
+    topic = made(process, partitions=3)
     keys = [b"k%d" % (i % 50) for i in range(70_000)]
     table = pa.table({"data": [b"%d" % i for i in range(70_000)], "key": keys})
     told = post(topic, table, durability="os").json()
@@ -82,15 +75,15 @@ def test_over_several_partitions_each_run_tells_its_rows(server: Server) -> None
         assert [places[run["partition"], run["offset"] + i] for i in range(run["count"])] == run["rows"]
 
 
-def test_a_type_and_a_key_in_the_query_are_of_rows_that_have_none(server: Server) -> None:
-    topic = made(server)
+def test_a_type_and_a_key_in_the_query_are_of_rows_that_have_none(process: ServerProcess) -> None:
+    topic = made(process)
     post(topic, pa.table({"data": ["x", "y"]}), type="t", key="k")
     found = read(topic, columns="type,key,content,data").to_pydict()
     assert found == {"type": ["t", "t"], "key": [b"k", b"k"], "content": ["text"] * 2, "data": [b"x", b"y"]}
 
 
-def test_no_rows_are_no_events(server: Server) -> None:
-    told = post(made(server), pa.table({"data": pa.array([], pa.binary())})).json()
+def test_no_rows_are_no_events(process: ServerProcess) -> None:
+    told = post(made(process), pa.table({"data": pa.array([], pa.binary())})).json()
     assert (told["count"], told["runs"]) == (0, [])
 
 
@@ -105,29 +98,29 @@ def test_no_rows_are_no_events(server: Server) -> None:
     ids=["columns", "numbers", "producer", "rows"],
 )
 def test_what_cannot_be_appended_is_refused_and_nothing_is(
-    server: Server, table: pa.Table, headers: dict[str, str], status: int, code: str
+    process: ServerProcess, table: pa.Table, headers: dict[str, str], status: int, code: str
 ) -> None:
-    topic = made(server)
+    topic = made(process)
     answer = post(topic, table, headers)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert read(topic).num_rows == 0
 
 
-def test_a_small_table_of_a_producer_is_appended_once(server: Server) -> None:
-    topic = made(server)
+def test_a_small_table_of_a_producer_is_appended_once(process: ServerProcess) -> None:
+    topic = made(process)
     producer = {"headwater-producer": "p", "headwater-seq": "1"}
     table = pa.table({"data": [b"a", b"b"]})
     assert post(topic, table, producer).json() == post(topic, table, producer).json()
     assert read(topic).num_rows == 2
 
 
-def test_an_unknown_column_is_refused(server: Server) -> None:
-    answer = httpx.get(f"{made(server)}/items", params={"format": "arrow", "columns": "colour"})
+def test_an_unknown_column_is_refused(process: ServerProcess) -> None:
+    answer = httpx.get(f"{made(process)}/items", params={"format": "arrow", "columns": "colour"})
     assert (answer.status_code, answer.json()["kind"]) == (400, "Invalid")
 
 
-def test_a_stream_of_very_many_empty_batches_is_refused_at_once(server: Server) -> None:
-    topic = made(server)
+def test_a_stream_of_very_many_empty_batches_is_refused_at_once(process: ServerProcess) -> None:
+    topic = made(process)
     empty = pa.record_batch([pa.array([], pa.binary())], names=["data"])
     out = io.BytesIO()
     with ipc.new_stream(out, empty.schema) as writer:

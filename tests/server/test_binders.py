@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,9 @@ def fill(path: Path, **totals: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("binders") / "data"
-    fill(path, **{id: 10 * (number + 1) for number, id in enumerate(IDS)})
-    with serving(path) as running:
-        yield running
+def server_path(server_path: Path) -> Path:
+    fill(server_path, **{id: 10 * (number + 1) for number, id in enumerate(IDS)})
+    return server_path
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -13,10 +12,9 @@ import pytest
 
 import headwater
 from headwater import App
-from headwater.opening import open_directory
 from headwater.store import Store
 from tests.server.eventsource import Got, Source, subscribed
-from tests.server.process import Server as Process
+from tests.server.process import ServerProcess
 from tests.server.serving import Server, serving
 
 _numbers = count()
@@ -47,18 +45,6 @@ class Clicks:
     def click(self, *keys: str, type: str = "click") -> None:
         self.hw.append_many(self.topic, [{}] * len(keys), keys=list(keys), types=type)
         self.app.catch_up(self.hw)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("live") / "data") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Store]:
-    with open_directory(server.path) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -199,14 +185,14 @@ def test_curl_reads_events_and_lines(clicks: Clicks, server: Server) -> None:
 
 
 async def test_a_client_goes_on_after_the_server_was_killed(clicks: Clicks) -> None:
-    server = Process(clicks.hw.path)
+    server = ServerProcess(clicks.hw.path)
     async with subscribed(server.url, f"{clicks.path}?after=latest") as source:
         await asyncio.to_thread(clicks.click, "c")
         last = await source.next()
         server.kill()
         await source.until(lambda: source.lost)
     await asyncio.to_thread(clicks.click, "d")
-    server = Process(clicks.hw.path)
+    server = ServerProcess(clicks.hw.path)
     try:
         async with subscribed(server.url, clicks.path, last_event_id=last.id) as source:
             assert await next_of(source) == ("put", "d", {"n": 1})

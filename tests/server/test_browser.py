@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.browsing import Site, browse, needs_browser, site
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 
 __all__ = ["browse"]  # a fixture
 
@@ -33,7 +33,7 @@ def page() -> Iterator[Site]:
         yield running
 
 
-def publish(server: Server, type: str, data: str) -> str:
+def publish(server: ServerProcess, type: str, data: str) -> str:
     answer = http.post(f"{server.url}/api/events", params={"type": type}, content=data)
     assert answer.status_code == 200
     id: str = answer.json()["id"]
@@ -41,7 +41,7 @@ def publish(server: Server, type: str, data: str) -> str:
 
 
 def test_a_browser_follows_the_bus_across_a_restart(tmp_path: Path, page: Site, browse: Any) -> None:
-    server = Server(tmp_path / "data", "--cors", page.url)
+    server = ServerProcess(tmp_path / "data", "--cors", page.url)
     try:
         first = publish(server, "greeting", "before the page was there\nin two lines")
         publish(server, "other", "of a type that the page does not listen for")
@@ -55,7 +55,7 @@ def test_a_browser_follows_the_bus_across_a_restart(tmp_path: Path, page: Site, 
         assert page.next("greeting")["id"] == live
         server.kill()
         page.next("error")
-        server = Server(tmp_path / "data", "--cors", page.url, port=server.port)
+        server = ServerProcess(tmp_path / "data", "--cors", page.url, port=server.port)
         after = [publish(server, "greeting", f"after {number}") for number in range(3)]
         # It comes back by itself, with the id of the last event that it had: each once, and none left out.
         assert [page.next("greeting")["id"] for _ in after] == after

@@ -23,7 +23,9 @@ from headwater.format import frames
 from headwater.format.batch import DATA
 from headwater.format.column import Column
 from headwater.opening import open_directory
-from tests.server.serving import Server, serving
+from headwater.requests import Append
+from headwater.store import Store
+from tests.server.serving import Server
 from tests.server.tcp.wire import wire
 from tests.server.test_arrow_http import stream
 
@@ -53,10 +55,10 @@ bad = pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("bson") / "data") as running:
-        running.http.put("/topic/t", params={"data_bytes_max": 64 * MIB})
-        yield running
+def server_path(server_path: Path) -> Path:
+    with headwater.open(server_path) as hw:
+        hw.create("t", data_bytes_max=64 * MIB)
+    return server_path
 
 
 def refused(answer: Any) -> None:
@@ -104,14 +106,14 @@ def test_http_refuses_large_ones_and_takes_sound_ones_of_any_form(server: Server
 
 
 @pytest.fixture(params=["directory", "bucket", "server"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Any]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Store]:
     places = {"directory": str(tmp_path / "data"), "bucket": f"objects://{tmp_path}/objects", "server": server.url}
     with headwater.open(places[request.param]) as opened:
         yield opened
 
 
 @bad
-def test_python_refuses_it_wherever_the_log_is(opened: Any, data: bytes) -> None:
+def test_python_refuses_it_wherever_the_log_is(opened: Store, data: bytes) -> None:
     opened.create("p")
     before = [part.end for part in opened.describe("p").partitions]
 
@@ -155,7 +157,7 @@ def stored(path: Path, topic: str, *values: bytes) -> None:
     """Have these in a topic as an older version stored them: nobody looked."""
     with open_directory(path) as hw:
         hw.create(topic)
-        hw.directory.commit([hw.directory.prepare_encoded(topic, value, b"made", None, "bson") for value in values])
+        hw.directory.commit([hw.directory.prepare(Append(topic, value, "bson", b"made")) for value in values])
 
 
 @bad

@@ -17,7 +17,7 @@ import pytest
 import headwater
 from headwater.store import Store
 from tests.server.eventsource import Source, subscribed
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 
 UUID_ANEW = "1f0c3f0e-0000-6000-8000-000000000000"
 
@@ -31,9 +31,9 @@ class Answer(NamedTuple):
 class Caller:
     """Plain requests, one connection."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    def __init__(self, process: ServerProcess) -> None:
+        self.server = process
+        self.connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=20)
 
     def __call__(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
         self.connection.request(method, target, body, headers or {})
@@ -53,15 +53,14 @@ class Caller:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served(tmp_path_factory.mktemp("bus") / "data", "--segments", "3", "--segment-bytes", "16384") as server:
-        yield server
+def process_options() -> list[str]:
+    return ["--segments", "3", "--segment-bytes", "16384"]
 
 
 @pytest.fixture
-def call(server: Server) -> Iterator[Caller]:
+def call(process: ServerProcess) -> Iterator[Caller]:
     """A caller of a server whose bus is new."""
-    caller = Caller(server)
+    caller = Caller(process)
     caller("DELETE", "/topic/events")
     yield caller
     caller.connection.close()

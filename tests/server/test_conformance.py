@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     path = tmp_path_factory.mktemp("served")
     users = path / "users.json"
     token = people.add(users, "reader", "read:*", token=True, password=people.SECRET)
@@ -160,8 +160,8 @@ def fenced(http: httpx.Client) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("status", "kind", "code", "ask"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
-def test_a_status_of_the_docs_is_answered(place: Place, status: int, kind: str, code: str, ask: Ask) -> None:
-    answer = ask(place)
+def test_a_status_of_the_docs_is_answered(servers: Place, status: int, kind: str, code: str, ask: Ask) -> None:
+    answer = ask(servers)
     found, body = answer if isinstance(answer, tuple) else (answer.status_code, answer.content)
     assert found == status, body
     error = json.loads(body)
@@ -177,25 +177,27 @@ def test_there_is_a_case_for_every_status_of_the_docs() -> None:
 
 
 @pytest.mark.parametrize(("status", "header"), [(401, "www-authenticate"), (405, "allow"), (503, "retry-after")])
-def test_an_error_says_what_to_do_in_headers_too(place: Place, status: int, header: str) -> None:
+def test_an_error_says_what_to_do_in_headers_too(servers: Place, status: int, header: str) -> None:
     if status == 503:
-        crowd = [place.open.connect() for _ in range(10)]
-        headers = place.open.raw()[0].headers
+        crowd = [servers.open.connect() for _ in range(10)]
+        headers = servers.open.raw()[0].headers
         for connection in crowd:
             connection.close()
     else:
-        headers = dict((place.guarded.get("/topics") if status == 401 else place.open.http.patch("/topics")).headers)
+        headers = dict(
+            (servers.guarded.get("/topics") if status == 401 else servers.open.http.patch("/topics")).headers
+        )
     assert header in headers
 
 
-def test_curl_sees_the_same(place: Place, tmp_path: Path) -> None:
+def test_curl_sees_the_same(servers: Place, tmp_path: Path) -> None:
     def curl(*options: str) -> tuple[int, Any]:
         where = tmp_path / "body"
         command = ["curl", "-sS", "-o", str(where), "-w", "%{http_code}", *options]
         status = subprocess.run(command, capture_output=True, check=True, text=True, timeout=30).stdout
         return int(status), json.loads(where.read_bytes())
 
-    url = place.open.url
+    url = servers.open.url
     assert curl("-X", "PUT", f"{url}/topic/curled") == (200, True)
     assert curl("-X", "PUT", f"{url}/topic/curled") == (200, False)
     assert curl(f"{url}/topic/curled/items", "-d", "any bytes") == (200, 0)
@@ -205,12 +207,12 @@ def test_curl_sees_the_same(place: Place, tmp_path: Path) -> None:
     assert curl("-X", "DELETE", f"{url}/topic/curled") == (200, True)
 
 
-def test_answers_are_for_nobody_elses_eyes(place: Place) -> None:
+def test_answers_are_for_nobody_elses_eyes(servers: Place) -> None:
     for answer in (
-        place.open.http.get("/topics"),
-        place.open.http.get("/nowhere"),
-        place.open.http.post("/topic/orders/items", content=b"x"),
-        place.guarded.get("/topics"),
+        servers.open.http.get("/topics"),
+        servers.open.http.get("/nowhere"),
+        servers.open.http.post("/topic/orders/items", content=b"x"),
+        servers.guarded.get("/topics"),
     ):
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"

@@ -20,9 +20,8 @@ from headwater.consumers.remote_consumer import RemoteConsumer
 from headwater.errors import Fenced, NotFound, Unavailable
 from headwater.event import Event
 from headwater.store import Store
-from tests.log.unsynced import open_unsynced
 from tests.planting import plant
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.waiting import wait_for
 
 PATIENCE_S = 20.0
@@ -33,22 +32,14 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data", limits=LIMITS) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return {"limits": LIMITS}
 
 
 @pytest.fixture
 def remote(server: Server) -> Iterator[Store]:
     with opened(server) as remote:
         yield remote
-
-
-@pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Store]:
-    """The same log without the server: what is not of consumers is nothing to test here."""
-    with open_unsynced(server.path) as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -143,8 +134,8 @@ def post(server: Server, path: str, body: Any) -> tuple[int, Any]:
 # What the server answers
 
 
-def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 2, partitions=2)
+def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 2, partitions=2)
     raw = Raw(server, topic)
     assert raw.response.status == 200
     assert raw.response.headers["Content-Type"] == "application/x-ndjson"
@@ -152,7 +143,7 @@ def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Store, log:
     assert sorted((line["partition"], line["offset"]) for line in found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert owners(remote, topic) == [raw.response.headers["Headwater-Owner"]] * 2
     assert raw.member not in owners(remote, topic), "who can list consumers could ack for them"
-    log.append(topic, {"new": 1}, key=b"\xff", type="t", meta={"m": "1"}, partition=1)
+    local.append(topic, {"new": 1}, key=b"\xff", type="t", meta={"m": "1"}, partition=1)
     line = json.loads(raw.line())
     assert (line["offset"], line["data"], line["key_base64"], line["type"]) == (2, {"new": 1}, "/w==", "t")
     status, told = raw.say(acks=[[0, 0], [1, 0, 3]], flush=True)
@@ -168,8 +159,8 @@ def test_a_member_is_sent_lines_as_they_come(server: Server, remote: Store, log:
     raw.close()
 
 
-def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3)
+def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 3)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(3) == [0, 1, 2]
     raw.say(acks=[[0, 0]])
@@ -181,9 +172,9 @@ def test_the_member_leaves_when_the_connection_ends(server: Server, remote: Stor
 
 
 def test_a_client_that_dies_with_an_event_has_failed_at_it(
-    server: Server, remote: Store, log: Store, topic: str
+    server: Server, remote: Store, local: Store, topic: str
 ) -> None:
-    fill(log, topic, 1)
+    fill(local, topic, 1)
     for _ in range(2):
         raw = Raw(server, topic, "failures_max=3")
         assert raw.events(1) == [0]
@@ -191,14 +182,14 @@ def test_a_client_that_dies_with_an_event_has_failed_at_it(
         wait_for(lambda: owners(remote, topic) == [None])
     with now(remote, topic, failures_max=3) as consumer:
         assert consumer.fail(next(consumer), "again")
-    [dead] = log.read(f"{topic}.dead")
+    [dead] = local.read(f"{topic}.dead")
     assert dead.meta["dead_failures"] == "3"
 
 
 def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
-    server: Server, remote: Store, log: Store, topic: str
+    server: Server, remote: Store, local: Store, topic: str
 ) -> None:
-    fill(log, topic, 1)
+    fill(local, topic, 1)
     raw = Raw(server, topic, "lease_ms=600")
     assert raw.events(1) == [0]
     began, beats = time.monotonic(), 0
@@ -218,8 +209,8 @@ def test_an_idle_stream_shows_signs_of_life_and_a_silent_client_is_dropped(
     raw.close()
 
 
-def test_no_more_is_sent_than_the_window_takes(server: Server, log: Store, topic: str) -> None:
-    fill(log, topic, 500)
+def test_no_more_is_sent_than_the_window_takes(server: Server, local: Store, topic: str) -> None:
+    fill(local, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(WINDOW) == list(range(WINDOW))
     state = raw.say(look=True)[1]["state"]
@@ -230,8 +221,8 @@ def test_no_more_is_sent_than_the_window_takes(server: Server, log: Store, topic
     raw.leave()
 
 
-def test_bytes_fill_the_window_too(server: Server, log: Store, topic: str) -> None:
-    log.append_many(topic, [b"x" * 500_000] * 12)
+def test_bytes_fill_the_window_too(server: Server, local: Store, topic: str) -> None:
+    local.append_many(topic, [b"x" * 500_000] * 12)
     raw = Raw(server, topic, "lease_ms=600000")
     assert raw.events(8) == list(range(8))
     state = raw.say(look=True)[1]["state"]
@@ -241,8 +232,8 @@ def test_bytes_fill_the_window_too(server: Server, log: Store, topic: str) -> No
     raw.leave()
 
 
-def test_a_partition_that_is_lost_makes_room(server: Server, remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 500)
+def test_a_partition_that_is_lost_makes_room(server: Server, remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 500)
     raw = Raw(server, topic, "lease_ms=600000")
     raw.events(WINDOW)
     remote.seek("c", topic, 400)
@@ -254,16 +245,16 @@ def test_a_partition_that_is_lost_makes_room(server: Server, remote: Store, log:
     raw.leave()
 
 
-def test_a_stream_may_end_when_nothing_comes(server: Server, remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 2)
+def test_a_stream_may_end_when_nothing_comes(server: Server, remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 2)
     raw = Raw(server, topic, "timeout=0.05")
     assert [json.loads(line)["offset"] for line in iter(raw.line, b"")] == [0, 1]
     wait_for(lambda: owners(remote, topic) == [None])
     raw.close()
 
 
-def test_a_member_belongs_to_its_consumer(server: Server, log: Store, topic: str) -> None:
-    fill(log, topic, 1)
+def test_a_member_belongs_to_its_consumer(server: Server, local: Store, topic: str) -> None:
+    fill(local, topic, 1)
     raw = Raw(server, topic)
     for path in (f"/consumer/d/{topic}/acks", "/consumer/c/other/acks"):
         status, told = post(server, path, {"member": raw.member})
@@ -273,8 +264,8 @@ def test_a_member_belongs_to_its_consumer(server: Server, log: Store, topic: str
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_only_a_post_joins(server: Server, remote: Store, log: Store, topic: str, method: str) -> None:
-    fill(log, topic, 1)
+def test_only_a_post_joins(server: Server, remote: Store, local: Store, topic: str, method: str) -> None:
+    fill(local, topic, 1)
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
     connection.request(method, f"/consumer/c/{topic}/items")
     with connection.getresponse() as answer:
@@ -283,8 +274,8 @@ def test_only_a_post_joins(server: Server, remote: Store, log: Store, topic: str
     assert remote.consumers(topic) == []
 
 
-def test_there_are_only_so_many_members(server: Server, log: Store, topic: str) -> None:
-    fill(log, topic, 1)
+def test_there_are_only_so_many_members(server: Server, local: Store, topic: str) -> None:
+    fill(local, topic, 1)
     joined = [Raw(server, topic, name=f"c{number}") for number in range(8)]
     assert {each.response.status for each in joined} == {200}
     status, told = Raw(server, topic).refusal()
@@ -314,17 +305,17 @@ def test_there_are_only_so_many_members(server: Server, log: Store, topic: str) 
     ],
 )
 def test_a_member_that_cannot_be_is_refused(
-    server: Server, remote: Store, log: Store, topic: str, query: str, status: int
+    server: Server, remote: Store, local: Store, topic: str, query: str, status: int
 ) -> None:
-    fill(log, topic, 1)
+    fill(local, topic, 1)
     found, told = Raw(server, topic, query).refusal()
     assert (found, told["kind"]) == (status, "Invalid")
     assert all(owner is None for owner in owners(remote, topic))
 
 
-def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, log: Store, topic: str) -> None:
+def test_joining_what_is_not_there_is_404_and_what_is_not_served_406(server: Server, local: Store, topic: str) -> None:
     assert Raw(server, topic).refusal()[0] == 404
-    fill(log, topic, 1)
+    fill(local, topic, 1)
     assert Raw(server, topic, name="x" * 65).refusal()[0] == 413
     connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE_S)
     connection.request("POST", f"/consumer/c/{topic}/items", headers={"Accept": "image/png"})
@@ -360,8 +351,8 @@ def test_a_request_that_acks_is_bounded(server: Server, topic: str) -> None:
     assert post(server, f"/consumer/c/{topic}/acks", b" " * (2 << 20))[0] == 413
 
 
-def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log: Store, topic: str) -> None:
-    fill(log, topic, 1)
+def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, local: Store, topic: str) -> None:
+    fill(local, topic, 1)
     raw = Raw(server, topic)
     raw.events(1)
     for acks in ([[0, 0, 1 << 61]], [[0, 1]], [[5, 0]], [[0, 0, 0]]):
@@ -372,17 +363,17 @@ def test_ranges_that_were_not_handed_out_are_refused_at_once(server: Server, log
     raw.leave()
 
 
-def test_seek_and_forget_over_http(server: Server, remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 2, partitions=2)
+def test_seek_and_forget_over_http(server: Server, remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 2, partitions=2)
     for number in range(3):
-        log.append(topic, b"%d" % number, partition=0)
-        log.append(topic, b"%d" % number, partition=1)
+        local.append(topic, b"%d" % number, partition=0)
+        local.append(topic, b"%d" % number, partition=1)
     with now(remote, topic):
         pass
     path = f"/consumer/c/{topic}"
     assert post(server, f"{path}/seek", {"at": 3, "partition": 1}) == (200, {"1": 3})
     assert post(server, f"{path}/seek", {"at": "latest"}) == (200, {"0": 5, "1": 5})
-    [event, *_] = log.read(topic, start=2, partition=0)
+    [event, *_] = local.read(topic, start=2, partition=0)
     assert post(server, f"{path}/seek", {"at": event.time.isoformat()})[1]["0"] == 2
     assert post(server, f"{path}/seek", {"at": str(event.id), "partition": 0}) == (200, {"0": 2})
     assert post(server, f"{path}/seek", {"at": 3})[0] == 400  # of which partition?
@@ -397,21 +388,21 @@ def test_seek_and_forget_over_http(server: Server, remote: Store, log: Store, to
 # The client
 
 
-def test_events_are_the_same_as_those_that_were_appended(remote: Store, log: Store, topic: str) -> None:
-    log.append(topic, b"\x00\xff bytes", key=b"\xfe", type="a", meta={"n": "1"})
-    log.append(topic, "text\nof two lines", key="é")
-    log.append(topic, {"total": 12.50, "big": 2**70})
-    log.append(topic, b'{\n "spaced" : 1 }\n', content="json")
-    plant(log, topic, b"not json")
-    log.append(topic, b"", content="text")
+def test_events_are_the_same_as_those_that_were_appended(remote: Store, local: Store, topic: str) -> None:
+    local.append(topic, b"\x00\xff bytes", key=b"\xfe", type="a", meta={"n": "1"})
+    local.append(topic, "text\nof two lines", key="é")
+    local.append(topic, {"total": 12.50, "big": 2**70})
+    local.append(topic, b'{\n "spaced" : 1 }\n', content="json")
+    plant(local, topic, b"not json")
+    local.append(topic, b"", content="text")
     with now(remote, topic) as consumer:
-        assert list(consumer) == list(log.read(topic))
+        assert list(consumer) == list(local.read(topic))
 
 
-def test_a_huge_event_is_read_when_it_is_wanted(remote: Store, log: Store, topic: str) -> None:
+def test_a_huge_event_is_read_when_it_is_wanted(remote: Store, local: Store, topic: str) -> None:
     data = os.urandom(1 << 20) * 11
-    log.create(topic, data_bytes_max=len(data))
-    log.append(topic, iter([data]))
+    local.create(topic, data_bytes_max=len(data))
+    local.append(topic, iter([data]))
     with now(remote, topic) as consumer:
         [event] = consumer
         assert (event.data, event.size) == (None, len(data))
@@ -420,8 +411,8 @@ def test_a_huge_event_is_read_when_it_is_wanted(remote: Store, log: Store, topic
     assert cursor(remote, topic) == 1
 
 
-def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 4)
+def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 4)
     with now(remote, topic) as consumer:
         first, second = islice(consumer, 2)
         remote.seek("c", topic, 0)  # the same member takes it again, and all of it is sent once more
@@ -435,8 +426,8 @@ def test_what_came_twice_is_handed_out_once_when_it_is_acked(remote: Store, log:
     assert cursor(remote, topic) == 4
 
 
-def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 20)
+def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 20)
     with remote.consumer("c", topic, timeout=PATIENCE_S, lease_ms=600) as consumer:
         [first, *_] = islice(consumer, 2)
         remote.forget("c", topic)
@@ -446,8 +437,8 @@ def test_what_is_taken_away_is_not_handed_out_from_the_buffer(remote: Store, log
             consumer.ack(first)
 
 
-def test_too_many_events_without_an_ack_are_told(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, WINDOW + 10)
+def test_too_many_events_without_an_ack_are_told(remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, WINDOW + 10)
     with remote.consumer("c", topic) as consumer, pytest.raises(Unavailable):
         list(consumer.drain())
     with now(remote, topic) as consumer:
@@ -458,8 +449,8 @@ def test_too_many_events_without_an_ack_are_told(remote: Store, log: Store, topi
         assert numbers(consumer) == list(range(WINDOW, WINDOW + 10))
 
 
-def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 3 * WINDOW)
+def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 3 * WINDOW)
     with remote.consumer("c", topic) as consumer:
         kept: list[Event] = []
         timers: list[threading.Timer] = []
@@ -476,8 +467,8 @@ def test_a_window_makes_the_program_wait_for_its_own_acks(remote: Store, log: St
     assert cursor(remote, topic) == 3 * WINDOW
 
 
-def test_a_consumer_that_is_dropped_leaves(remote: Store, log: Store, topic: str) -> None:
-    fill(log, topic, 1)
+def test_a_consumer_that_is_dropped_leaves(remote: Store, local: Store, topic: str) -> None:
+    fill(local, topic, 1)
     consumer = remote.consumer("dropped", topic, lease_ms=600_000)
     next(consumer)
     del consumer

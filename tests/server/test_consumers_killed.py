@@ -20,7 +20,7 @@ from headwater.errors import Fenced, HeadwaterError, Unavailable
 from headwater.protocols import Consumer
 from headwater.store import Store
 from tests.log.children import Child, Said, stop, stop_outside
-from tests.server.process import Server
+from tests.server.process import ServerProcess
 from tests.waiting import wait_for
 
 PATIENCE_S = 30.0
@@ -29,19 +29,19 @@ PARTITIONS = 4
 
 
 @pytest.fixture
-def log(path: Path) -> Iterator[Store]:
+def local(path: Path) -> Iterator[Store]:
     """The directory, beside the server."""
     with headwater.open(path) as engine:
         yield engine
 
 
-def opened(server: Server, **options: Any) -> Store:
+def opened(server: ServerProcess, **options: Any) -> Store:
     remote = headwater.open(server.url, **options)
     assert isinstance(remote, Store)
     return remote
 
 
-def stop_for_good(server: Server) -> None:
+def stop_for_good(server: ServerProcess) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(server.pid, signal.SIGCONT)
     server.stop()
@@ -89,12 +89,12 @@ def handle(url: str, file: Path) -> None:
                     consumer.ack(event)
 
 
-def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log: Store, tmp_path: Path) -> None:
-    log.create("t", partitions=PARTITIONS)
-    server = Server(path)
+def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, local: Store, tmp_path: Path) -> None:
+    local.create("t", partitions=PARTITIONS)
+    server = ServerProcess(path)
     file = tmp_path / "handled"
     random = Random(7)
-    watch = Watch(log, "t")
+    watch = Watch(local, "t")
     url = server.url
     members = [Child(lambda _: handle(url, file)) for _ in range(3)]
     try:
@@ -102,7 +102,7 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
             until = time.monotonic() + 0.5
             while time.monotonic() < until:
                 for partition in range(PARTITIONS):
-                    log.append_many("t", [b"x"] * 5, partition=partition, durability="os")
+                    local.append_many("t", [b"x"] * 5, partition=partition, durability="os")
                 watch.look()
             number = random.randrange(3)
             if what == "kill":
@@ -116,7 +116,7 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
                 members[number].resume()
             else:
                 server.kill()
-                server = Server(path, port=server.port)
+                server = ServerProcess(path, port=server.port)
         wait_for(lambda: watch.look() == 0)
     finally:
         for member in members:
@@ -124,15 +124,15 @@ def test_three_members_lose_nothing_whoever_is_killed_or_stopped(path: Path, log
         stop_for_good(server)
     watch.check()
     handled = {tuple(map(int, line.split())) for line in file.read_text().splitlines()}
-    ends = {info.partition: info.end for info in log.describe("t").partitions}
+    ends = {info.partition: info.end for info in local.describe("t").partitions}
     assert handled == {(partition, offset) for partition, end in ends.items() for offset in range(end)}
     assert len(watch.owners) > PARTITIONS, "nobody took over"
-    assert "t.dead" not in log.topics()
+    assert "t.dead" not in local.topics()
 
 
-def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Path, log: Store) -> None:
-    log.append_many("t", [b"a", b"b", b"c"])
-    server = Server(path)
+def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Path, local: Store) -> None:
+    local.append_many("t", [b"a", b"b", b"c"])
+    server = ServerProcess(path)
     url = server.url
 
     def stop_in_the_midst(said: Said) -> str:
@@ -156,7 +156,7 @@ def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Pa
         child = Child(stop_in_the_midst)
         fence = child.hear()
         child.wait_until_stopped()
-        with log.consumer("c", "t", timeout=PATIENCE_S, failures_max=100) as other:
+        with local.consumer("c", "t", timeout=PATIENCE_S, failures_max=100) as other:
             first = next(other)
             assert first.offset == 0
             assert other.fences[0] > fence
@@ -164,25 +164,25 @@ def test_a_member_that_was_stopped_for_longer_than_its_lease_is_refused(path: Pa
             assert child.result() == "fenced []"
             other.ack(first)
             other.ack(*islice(other, 2))
-        assert log.consumers("t")[0].cursor == 3
+        assert local.consumers("t")[0].cursor == 3
     finally:
         stop_for_good(server)
 
 
-def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: Path, log: Store) -> None:
-    log.append_many("t", [b"a", b"b"])
-    server = Server(path)
+def test_a_server_that_was_stopped_for_longer_than_the_lease_refuses_acks(path: Path, local: Store) -> None:
+    local.append_many("t", [b"a", b"b"])
+    server = ServerProcess(path)
     try:
         with opened(server) as hw, hw.consumer("c", "t", lease_ms=LEASE_MS, failures_max=100) as consumer:
             event = next(consumer)
             stop_outside(server.pid, path / "consumers" / "c" / "t")
-            with log.consumer("c", "t", timeout=PATIENCE_S, failures_max=100) as other:
+            with local.consumer("c", "t", timeout=PATIENCE_S, failures_max=100) as other:
                 first = next(other)
                 os.kill(server.pid, signal.SIGCONT)
                 refused = acked_too_late(consumer, event)
                 assert isinstance(refused, Fenced)
                 other.ack(first)
-            assert log.consumers("t")[0].cursor == 1
+            assert local.consumers("t")[0].cursor == 1
             assert next(consumer).offset == 1  # it has joined again
     finally:
         stop_for_good(server)
@@ -197,9 +197,9 @@ def acked_too_late(consumer: Consumer, event: Any) -> HeadwaterError | None:
     return None
 
 
-def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: Store) -> None:
-    log.append_many("t", [b"%d" % number for number in range(20)])
-    server = Server(path)
+def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, local: Store) -> None:
+    local.append_many("t", [b"%d" % number for number in range(20)])
+    server = ServerProcess(path)
     try:
         with opened(server) as hw, hw.consumer("c", "t", timeout=PATIENCE_S) as consumer:
             for event in islice(consumer, 10):
@@ -207,22 +207,22 @@ def test_a_client_goes_on_when_the_server_ends_and_begins_anew(path: Path, log: 
             consumer.flush()
             in_hand = next(consumer)
             assert server.stop() == 0
-            assert [info.owner for info in log.consumers("t")] == [None], "it was told to end, and gave up its leases"
-            server = Server(path, port=server.port)
+            assert [info.owner for info in local.consumers("t")] == [None], "it was told to end, and gave up its leases"
+            server = ServerProcess(path, port=server.port)
             again = [event.offset for event in islice(consumer, 10)]
             assert again == list(range(10, 20)), "what was not acked comes again"
-            assert log.consumers("t")[0].failures == 0, "and has not failed"
+            assert local.consumers("t")[0].failures == 0, "and has not failed"
             consumer.ack(in_hand)  # it came again, and is the same
             consumer.ack_to((0, 19))
             consumer.flush()
-        assert log.consumers("t")[0].cursor == 20
+        assert local.consumers("t")[0].cursor == 20
     finally:
         server.stop()
 
 
-def test_a_server_that_stays_away_is_told(path: Path, log: Store) -> None:
-    log.append("t", b"a")
-    server = Server(path)
+def test_a_server_that_stays_away_is_told(path: Path, local: Store) -> None:
+    local.append("t", b"a")
+    server = ServerProcess(path)
     with opened(server, retry=0.3) as hw:
         consumer = hw.consumer("c", "t", timeout=PATIENCE_S, lease_ms=LEASE_MS)
         event = next(consumer)
@@ -266,13 +266,13 @@ def commit(tx: Any) -> None:
         return
 
 
-def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Path, log: Store) -> None:
+def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Path, local: Store) -> None:
     count = 300
-    log.create("in", partitions=2)
-    log.append_many("in", [b"%d" % number for number in range(count)], keys=[b"%d" % n for n in range(count)])
-    log.create("out")
-    log.create("audit")
-    server = Server(path)
+    local.create("in", partitions=2)
+    local.append_many("in", [b"%d" % number for number in range(count)], keys=[b"%d" % n for n in range(count)])
+    local.create("out")
+    local.create("audit")
+    server = ServerProcess(path)
     url = server.url
     try:
         for _ in range(2):
@@ -283,12 +283,12 @@ def test_what_is_moved_in_transactions_is_moved_once_whoever_is_killed(path: Pat
         stays.hear()
         for _ in range(2):
             server.kill()
-            server = Server(path, port=server.port)
+            server = ServerProcess(path, port=server.port)
         Child(lambda _: move(url, None)).result()
-        wait_for(lambda: sum(info.lag for info in log.consumers("in")) == 0)
+        wait_for(lambda: sum(info.lag for info in local.consumers("in")) == 0)
         stays.kill()
     finally:
         stop_for_good(server)
-    moved = sorted(int(event.data or b"") for event in log.read("out"))
+    moved = sorted(int(event.data or b"") for event in local.read("out"))
     assert moved == list(range(count))
-    assert len(list(log.read("audit"))) == count
+    assert len(list(local.read("audit"))) == count

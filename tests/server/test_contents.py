@@ -19,8 +19,9 @@ from headwater.format import frames
 from headwater.format.batch import DATA
 from headwater.format.column import Column
 from headwater.requests import AppendMany
+from headwater.store import Store
 from tests.planting import plant
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 from tests.server.tcp.wire import wire
 from tests.server.test_arrow_http import stream
 
@@ -42,10 +43,10 @@ wrong = pytest.mark.parametrize(("content", "good", "bad"), WRONG.values(), ids=
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("contents") / "data") as running:
-        running.http.put("/topic/t", params={"data_bytes_max": 64 * MIB})
-        yield running
+def server_path(server_path: Path) -> Path:
+    with headwater.open(server_path) as hw:
+        hw.create("t", data_bytes_max=64 * MIB)
+    return server_path
 
 
 def refused(answer: Any, index: int | None = None) -> None:
@@ -97,21 +98,21 @@ def test_large_items_are_checked_however_they_are_sent(server: Server, content: 
 
 
 @pytest.fixture(params=["directory", "bucket", "server"])
-def hw(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Any]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Store]:
     places = {"directory": str(tmp_path / "data"), "bucket": f"objects://{tmp_path}/objects", "server": server.url}
     with headwater.open(places[request.param]) as opened:
         yield opened
 
 
 @wrong
-def test_python_refuses_it_wherever_the_log_is(hw: Any, content: Any, good: bytes, bad: bytes) -> None:
-    hw.create("p", partitions=2)
+def test_python_refuses_it_wherever_the_log_is(opened: Store, content: Any, good: bytes, bad: bytes) -> None:
+    opened.create("p", partitions=2)
 
     def ends() -> list[int]:
-        return [part.end for part in hw.describe("p").partitions]
+        return [part.end for part in opened.describe("p").partitions]
 
     def within(verb: str, *given: Any) -> None:
-        with hw.transaction() as tx:
+        with opened.transaction() as tx:
             getattr(tx, verb)("p", *given, content=content)
 
     rows = [good] * 3 + [bad]
@@ -119,14 +120,14 @@ def test_python_refuses_it_wherever_the_log_is(hw: Any, content: Any, good: byte
     table = pa.table({"data": pa.array(rows, pa.binary()), "key": pa.array(keys, pa.binary())})
     columns: dict[int, Column | None] = {DATA: Column.of(rows)}
     for attempt, index in (
-        (lambda: hw.append("p", bad, content=content), None),
-        (lambda: hw.append("p", bytearray(bad), content=content), None),
-        (lambda: hw.append("p", BytesIO(bad), content=content), None),
-        (lambda: hw.append("p", iter([bad[:1], bad[1:]]), content=content), None),
-        (lambda: hw.append_many("p", rows, content=content, keys=keys), 3),
-        (lambda: hw.append_many("p", [good, bytearray(bad)], content=content), 1),
-        (lambda: hw.append_arrow("p", table, content=content), 3),
-        (lambda: hw.backend.append_many(AppendMany.of("p", content, columns, 4, hw.limits, partition=0)), 3),
+        (lambda: opened.append("p", bad, content=content), None),
+        (lambda: opened.append("p", bytearray(bad), content=content), None),
+        (lambda: opened.append("p", BytesIO(bad), content=content), None),
+        (lambda: opened.append("p", iter([bad[:1], bad[1:]]), content=content), None),
+        (lambda: opened.append_many("p", rows, content=content, keys=keys), 3),
+        (lambda: opened.append_many("p", [good, bytearray(bad)], content=content), 1),
+        (lambda: opened.append_arrow("p", table, content=content), 3),
+        (lambda: opened.backend.append_many(AppendMany.of("p", content, columns, 4, opened.limits, partition=0)), 3),
         (lambda: within("append", bad), None),
         (lambda: within("append_many", rows), 3),
     ):
@@ -151,16 +152,16 @@ def test_a_text_that_is_called_json_is_checked_too(tmp_path: Path, text: str) ->
             assert caught.value.code == "bad_json"
 
 
-def test_sound_events_of_each_content_are_taken(hw: Any) -> None:
+def test_sound_events_of_each_content_are_taken(opened: Store) -> None:
     topic = "sound"
     for data in (b'{"a": "\xc3\xa9"}', b" [1, 2.50]\n", b'{\n "n": 123456789012345678901234567890}'):
-        hw.append(topic, data, content="json")
-        hw.append_many(topic, [data, b"null", data], content="json")
+        opened.append(topic, data, content="json")
+        opened.append_many(topic, [data, b"null", data], content="json")
     for text in ("", "é", "\0"):
-        hw.append(topic, text.encode(), content="text")
-        hw.append(topic, BytesIO(text.encode()), content="text")
-        hw.append_many(topic, [text.encode()] * 2, content="text")
-    assert len(list(hw.read(topic))) == 3 * 4 + 3 * 4
+        opened.append(topic, text.encode(), content="text")
+        opened.append(topic, BytesIO(text.encode()), content="text")
+        opened.append_many(topic, [text.encode()] * 2, content="text")
+    assert len(list(opened.read(topic))) == 3 * 4 + 3 * 4
 
 
 @wrong

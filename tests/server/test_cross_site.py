@@ -18,7 +18,7 @@ import headwater
 from headwater.server.http.route import Route
 from headwater.server.http.routes import ROUTES
 from tests.server.browsing import browse, needs_browser, site
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.server.test_asgi import run
 from tests.server.test_binders import fill
 from tests.waiting import wait_for
@@ -58,7 +58,8 @@ def tree(path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def process(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Run a server for each test, whose access log is its alone."""
     prepare(tmp_path / "data")
     with served(tmp_path / "data", "--access-log", str(tmp_path / "access.log")) as running:
         yield running
@@ -66,14 +67,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of `place`."""
+    """Return the path of the log of `server_url`."""
     path = tmp_path_factory.mktemp("prepared") / "data"
     prepare(path)
     return path
 
 
 @pytest.fixture(scope="module", params=["served", "mounted"])
-def place(request: pytest.FixtureRequest, prepared: Path) -> Iterator[str]:
+def server_url(request: pytest.FixtureRequest, prepared: Path) -> Iterator[str]:
     """The address of a log, served by itself or within another application."""
     with contextlib.ExitStack() as stack:
         if request.param == "served":
@@ -90,37 +91,37 @@ def status(method: str, url: str, **headers: str) -> int:
         return answer.status_code
 
 
-def test_no_get_changes_anything(place: str, prepared: Path) -> None:
+def test_no_get_changes_anything(server_url: str, prepared: Path) -> None:
     before = tree(prepared)
     for route in READS:
         for method in ("GET", "HEAD"):
-            assert status(method, place + path_of(route)) == 200, route.pattern
-    assert status("GET", f"{place}/consumer/c/t/items") == 405  # as an image would have joined it
-    assert status("HEAD", f"{place}/consumer/c/t/items") == 405
+            assert status(method, server_url + path_of(route)) == 200, route.pattern
+    assert status("GET", f"{server_url}/consumer/c/t/items") == 405  # as an image would have joined it
+    assert status("HEAD", f"{server_url}/consumer/c/t/items") == 405
     assert tree(prepared) == before
 
 
 @pytest.mark.parametrize("site", CROSS)
-def test_what_a_browser_marks_as_of_another_origin_is_refused(place: str, prepared: Path, site: str) -> None:
+def test_what_a_browser_marks_as_of_another_origin_is_refused(server_url: str, prepared: Path, site: str) -> None:
     before = tree(prepared)
     for route in ROUTES:
         for extra in ({}, {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, {"Accept": "*/*"}):
-            found = status(route.method, place + path_of(route), **{"Sec-Fetch-Site": site, **extra})
+            found = status(route.method, server_url + path_of(route), **{"Sec-Fetch-Site": site, **extra})
             assert found == 403, (route, extra)
     assert tree(prepared) == before
 
 
-def test_a_link_may_lead_only_to_what_needs_no_right(place: str) -> None:
+def test_a_link_may_lead_only_to_what_needs_no_right(server_url: str) -> None:
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     for route in ROUTES:
         wanted = 200 if route.pattern in OPEN else 403
-        assert status(route.method, place + path_of(route), **link) == wanted, route.pattern
+        assert status(route.method, server_url + path_of(route), **link) == wanted, route.pattern
 
 
 @pytest.mark.parametrize("site", ["none", "same-origin"])
-def test_the_user_and_the_pages_of_the_server_may_read(place: str, site: str) -> None:
+def test_the_user_and_the_pages_of_the_server_may_read(server_url: str, site: str) -> None:
     for route in READS:
-        assert status("GET", place + path_of(route), **{"Sec-Fetch-Site": site}) == 200, route.pattern
+        assert status("GET", server_url + path_of(route), **{"Sec-Fetch-Site": site}) == 200, route.pattern
 
 
 def test_an_origin_that_cors_names_may_call(tmp_path: Path) -> None:
@@ -135,14 +136,14 @@ def test_an_origin_that_cors_names_may_call(tmp_path: Path) -> None:
         assert status("GET", f"{server.url}/topics", **{"Sec-Fetch-Site": "cross-site"}) == 200
 
 
-def test_an_append_whose_head_was_remembered_is_refused_with_another_site(place: str) -> None:
+def test_an_append_whose_head_was_remembered_is_refused_with_another_site(server_url: str) -> None:
     plain = {"Content-Type": "text/plain"}
     with httpx.Client() as client:
         for _ in range(3):
-            assert client.post(f"{place}/topic/t/items", content=b"x", headers=plain).status_code == 200
+            assert client.post(f"{server_url}/topic/t/items", content=b"x", headers=plain).status_code == 200
         marked = {**plain, "Sec-Fetch-Site": "cross-site"}
         for _ in range(3):
-            assert client.post(f"{place}/topic/t/items", content=b"x", headers=marked).status_code == 403
+            assert client.post(f"{server_url}/topic/t/items", content=b"x", headers=marked).status_code == 403
 
 
 ATTACK = """<!doctype html><body><script>
@@ -236,13 +237,13 @@ def logged(log: Path) -> list[dict[str, Any]]:
     "host", [pytest.param("127.0.0.1", marks=pytest.mark.torture), "localhost"]
 )
 def test_a_page_of_another_origin_changes_nothing_and_reads_nothing(
-    server: Server, tmp_path: Path, browse: Any, host: str
+    process: ServerProcess, tmp_path: Path, browse: Any, host: str
 ) -> None:
-    before = tree(server.path)
+    before = tree(process.path)
     reads = [path_of(route) for route in READS] + ["/consumer/c/t/items", "/consumer/waiting/t/items"]
     writes = [(route.method, path_of(route)) for route in ROUTES if route.method != "GET"]
-    tcp = server.tcp_url.replace("headwater://", "http://")
-    targets = json.dumps({"server": server.url, "tcp": tcp, "reads": reads, "writes": writes})
+    tcp = process.tcp_url.replace("headwater://", "http://")
+    targets = json.dumps({"server": process.url, "tcp": tcp, "reads": reads, "writes": writes})
     with site({"/page": ATTACK}) as other:
         address = httpx.URL(f"http://{host}:{other.port}/page", params={"targets": targets})
         browse(str(address), "--disable-popup-blocking")
@@ -259,4 +260,4 @@ def test_a_page_of_another_origin_changes_nothing_and_reads_nothing(
     assert tried >= {("GET", path.partition("?")[0]) for path in reads}
     assert tried >= {("POST", path.partition("?")[0]) for _, path in writes}
     assert ("OPTIONS", "/topic/t/items") in tried
-    assert tree(server.path) == before
+    assert tree(process.path) == before

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
 import pytest
 
 from headwater.server.http.routes import ROUTES
-from tests.server.serving import Server, serving
+from tests.log.unsynced import open_unsynced
+from tests.server.serving import Server
 from tests.server.test_binders import fill
 
 DEEP = 200_000
@@ -46,12 +46,11 @@ OTHERS = {"/api/events"}  # to which it is mere text
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path: Path = tmp_path_factory.mktemp("hostile") / "data"
-    fill(path, ann=10)
-    with serving(path) as running:
-        running.http.put("/topic/t")
-        yield running
+def server_path(server_path: Path) -> Path:
+    fill(server_path, ann=10)
+    with open_unsynced(server_path) as hw:
+        hw.create("t")
+    return server_path
 
 
 def path_of(pattern: str) -> str:

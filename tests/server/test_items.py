@@ -6,7 +6,6 @@ import json
 import struct
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,22 +14,16 @@ import httpx
 import pytest
 
 import headwater
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http
 from tests.waiting import wait_for
 
 NDJSON = {"accept": "application/x-ndjson"}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with served(tmp_path_factory.mktemp("items") / "data") as server:
-        yield server
-
-
 @pytest.fixture
-def topic(server: Server) -> str:
+def topic_url(process: ServerProcess) -> str:
     """The address of a new topic."""
-    url = f"{server.url}/topic/{uuid4()}"
+    url = f"{process.url}/topic/{uuid4()}"
     assert http.put(url).json() is True
     return url
 
@@ -63,38 +56,38 @@ def curl(*arguments: str) -> bytes:
 # Topics
 
 
-def test_a_topic_is_made_once(server: Server) -> None:
-    url = f"{server.url}/topic/once"
+def test_a_topic_is_made_once(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/once"
     assert curl("-X", "PUT", url) == b"true"
     assert curl("-X", "PUT", url) == b"false"
-    assert "once" in http.get(f"{server.url}/topics").json()
+    assert "once" in http.get(f"{process.url}/topics").json()
     assert http.delete(url).json() is True
-    assert "once" not in http.get(f"{server.url}/topics").json()
+    assert "once" not in http.get(f"{process.url}/topics").json()
     assert http.delete(url).status_code == 404
     assert http.get(url).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "tür und tor", ".", "..", "a b+c%", "x" * 1024, "\x01\n", "?#"])
-def test_a_name_is_never_a_path(server: Server, name: str) -> None:
+def test_a_name_is_never_a_path(process: ServerProcess, name: str) -> None:
     from urllib.parse import quote
 
-    url = f"{server.url}/topic/{quote(name, safe='')}"
+    url = f"{process.url}/topic/{quote(name, safe='')}"
     with httpx.Client() as client:  # which would follow dots in a path by itself
         request = client.build_request("PUT", url)
         request.url = httpx.URL(url).copy_with(raw_path=b"/topic/" + quote(name, safe="").replace(".", "%2E").encode())
         assert client.send(request).json() is True
-    assert name in http.get(f"{server.url}/topics").json()
-    assert {path.name for path in server.path.parent.iterdir()} == {"data"}
+    assert name in http.get(f"{process.url}/topics").json()
+    assert {path.name for path in process.path.parent.iterdir()} == {"data"}
 
 
-def test_a_topic_tells_what_it_is(topic: str) -> None:
-    append(topic, b"one", b"two")
-    told = http.get(topic).json()
+def test_a_topic_tells_what_it_is(topic_url: str) -> None:
+    append(topic_url, b"one", b"two")
+    told = http.get(topic_url).json()
     assert (told["partitions"][0]["start"], told["partitions"][0]["end"]) == (0, 2)
 
 
-def test_settings_are_kept(server: Server) -> None:
-    url = f"{server.url}/topic/settled"
+def test_settings_are_kept(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/settled"
     http.put(url, params={"partitions": 3, "segment_bytes": 1_000_000, "retention_segments": 4, "compression": "zstd"})
     told = http.get(url).json()
     assert len(told["partitions"]) == 3
@@ -106,26 +99,30 @@ def test_settings_are_kept(server: Server) -> None:
 # Appending
 
 
-def test_an_item_is_answered_with_its_id(topic: str) -> None:
-    assert [curl("-X", "POST", f"{topic}/items", "-d", f"item {number}") for number in range(3)] == [b"0", b"1", b"2"]
-    assert read(topic) == [(0, b"item 0"), (1, b"item 1"), (2, b"item 2")]
+def test_an_item_is_answered_with_its_id(topic_url: str) -> None:
+    assert [curl("-X", "POST", f"{topic_url}/items", "-d", f"item {number}") for number in range(3)] == [
+        b"0",
+        b"1",
+        b"2",
+    ]
+    assert read(topic_url) == [(0, b"item 0"), (1, b"item 1"), (2, b"item 2")]
 
 
-def test_the_answer_tells_where_the_event_is(server: Server, topic: str) -> None:
+def test_the_answer_tells_where_the_event_is(process: ServerProcess, topic_url: str) -> None:
     for query in ({}, {"expected_version": "none", "key": "k"}):  # the quick way, and the other
-        answer = http.post(f"{topic}/items", content=b"x", params=query)
-        with headwater.open(server.path) as hw:
-            (event,) = hw.read(topic.rpartition("/")[2], start=answer.json())
+        answer = http.post(f"{topic_url}/items", content=b"x", params=query)
+        with headwater.open(process.path) as hw:
+            (event,) = hw.read(topic_url.rpartition("/")[2], start=answer.json())
         assert answer.headers["headwater-id"] == str(event.id)
         assert answer.headers["headwater-partition"] == "0"
         assert answer.headers["headwater-durability"] == "fsync"
-    assert http.post(f"{topic}/items?durability=os", content=b"x").headers["headwater-durability"] == "os"
+    assert http.post(f"{topic_url}/items?durability=os", content=b"x").headers["headwater-durability"] == "os"
 
 
-def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: Server) -> None:
-    answer = http.post(f"{server.url}/topic/missing/items", content=b"x")
+def test_an_item_for_a_missing_topic_is_404_and_makes_none(process: ServerProcess) -> None:
+    answer = http.post(f"{process.url}/topic/missing/items", content=b"x")
     assert (answer.status_code, answer.json()["code"]) == (404, "topic_not_found")
-    assert "missing" not in http.get(f"{server.url}/topics").json()
+    assert "missing" not in http.get(f"{process.url}/topics").json()
 
 
 @pytest.mark.parametrize(
@@ -139,12 +136,12 @@ def test_an_item_for_a_missing_topic_is_404_and_makes_none(server: Server) -> No
         ("application/bson", b"\x05\x00\x00\x00\x00", "bson"),
     ],
 )
-def test_the_content_follows_from_the_content_type(topic: str, media: str, data: bytes, content: str) -> None:
-    answer = http.post(f"{topic}/items", content=data, headers={"content-type": media})
+def test_the_content_follows_from_the_content_type(topic_url: str, media: str, data: bytes, content: str) -> None:
+    answer = http.post(f"{topic_url}/items", content=data, headers={"content-type": media})
     assert answer.json() == 0
-    (line,) = http.get(f"{topic}/items", headers=NDJSON).text.splitlines()
+    (line,) = http.get(f"{topic_url}/items", headers=NDJSON).text.splitlines()
     assert json.loads(line)["content"] == content
-    assert read(topic) == [(0, data)]
+    assert read(topic_url) == [(0, data)]
 
 
 @pytest.mark.parametrize(
@@ -157,25 +154,25 @@ def test_the_content_follows_from_the_content_type(topic: str, media: str, data:
         ("application/x-ndjson", b'{"a":1}\n{\n'),
     ],
 )
-def test_what_is_not_what_it_says_is_refused(topic: str, media: str, data: bytes) -> None:
-    assert http.post(f"{topic}/items", content=data, headers={"content-type": media}).status_code == 400
-    assert read(topic) == []
+def test_what_is_not_what_it_says_is_refused(topic_url: str, media: str, data: bytes) -> None:
+    assert http.post(f"{topic_url}/items", content=data, headers={"content-type": media}).status_code == 400
+    assert read(topic_url) == []
 
 
-def test_a_compressed_body_is_refused(topic: str) -> None:
-    answer = http.post(f"{topic}/items", content=b"x", headers={"content-encoding": "gzip"})
+def test_a_compressed_body_is_refused(topic_url: str) -> None:
+    answer = http.post(f"{topic_url}/items", content=b"x", headers={"content-encoding": "gzip"})
     assert answer.status_code == 415
 
 
-def test_type_key_and_meta_are_kept(topic: str) -> None:
+def test_type_key_and_meta_are_kept(topic_url: str) -> None:
     key = b"\xff/&=\x00"
     answer = http.post(
-        f"{topic}/items?type=placed&key=%FF%2F%26%3D%00",
+        f"{topic_url}/items?type=placed&key=%FF%2F%26%3D%00",
         content=b"x",
         headers={"headwater-meta": '{"by": "gr\\u00fc\\u00df"}'},
     )
     assert answer.json() == 0
-    (line,) = http.get(f"{topic}/items", headers=NDJSON).text.splitlines()
+    (line,) = http.get(f"{topic_url}/items", headers=NDJSON).text.splitlines()
     event = json.loads(line)
     assert event["type"] == "placed"
     assert event["meta"] == {"by": "grüß"}
@@ -184,66 +181,68 @@ def test_type_key_and_meta_are_kept(topic: str) -> None:
     assert base64.b64decode(event["key_base64"]) == key
 
 
-def test_a_version_that_is_not_as_expected_is_a_conflict(topic: str) -> None:
-    assert append(topic, b"a", key="k", expected_version="none") == [0]
-    answer = http.post(f"{topic}/items?key=k&expected_version=none", content=b"b")
+def test_a_version_that_is_not_as_expected_is_a_conflict(topic_url: str) -> None:
+    assert append(topic_url, b"a", key="k", expected_version="none") == [0]
+    answer = http.post(f"{topic_url}/items?key=k&expected_version=none", content=b"b")
     assert (answer.status_code, answer.json()["facts"]["version"]) == (409, 0)
-    assert append(topic, b"b", key="k", expected_version=0) == [1]
-    assert http.get(f"{topic}/version?key=k").json() == 1
-    assert http.get(f"{topic}/version?key=none").json() is None
+    assert append(topic_url, b"b", key="k", expected_version=0) == [1]
+    assert http.get(f"{topic_url}/version?key=k").json() == 1
+    assert http.get(f"{topic_url}/version?key=none").json() is None
 
 
-def test_a_request_that_is_sent_again_appends_once(topic: str) -> None:
+def test_a_request_that_is_sent_again_appends_once(topic_url: str) -> None:
     headers = {"headwater-producer": "p", "headwater-epoch": "1", "headwater-seq": "7"}
-    answers = [http.post(f"{topic}/items", content=b"a", headers=headers) for _ in range(3)]
+    answers = [http.post(f"{topic_url}/items", content=b"a", headers=headers) for _ in range(3)]
     assert [answer.json() for answer in answers] == [0, 0, 0]
     assert len({answer.headers["headwater-id"] for answer in answers}) == 1
     many = {**headers, "headwater-seq": "8", "content-type": "application/x-ndjson"}
-    first, again = (http.post(f"{topic}/items", content=b"1\n2\n", headers=many).json() for _ in range(2))
+    first, again = (http.post(f"{topic_url}/items", content=b"1\n2\n", headers=many).json() for _ in range(2))
     assert first == again
-    assert len(read(topic)) == 3
-    old = http.post(f"{topic}/items", content=b"a", headers={**headers, "headwater-epoch": "0"})
+    assert len(read(topic_url)) == 3
+    old = http.post(f"{topic_url}/items", content=b"a", headers={**headers, "headwater-epoch": "0"})
     assert (old.status_code, old.json()["kind"]) == (409, "Fenced")
-    assert http.post(f"{topic}/items", content=b"a", headers={"headwater-seq": "9"}).status_code == 400
+    assert http.post(f"{topic_url}/items", content=b"a", headers={"headwater-seq": "9"}).status_code == 400
 
 
-def test_lines_are_events(topic: str) -> None:
+def test_lines_are_events(topic_url: str) -> None:
     body = b'{"n":1}\n\n {"n": 2} \r\n3'
-    answer = http.post(f"{topic}/items?type=t&key=k", content=body, headers={"content-type": "application/x-ndjson"})
+    answer = http.post(
+        f"{topic_url}/items?type=t&key=k", content=body, headers={"content-type": "application/x-ndjson"}
+    )
     assert answer.json()["count"] == 3
-    assert read(topic) == [(0, b'{"n":1}'), (1, b'{"n": 2}'), (2, b"3")]
-    events = [json.loads(line) for line in http.get(f"{topic}/items", headers=NDJSON).text.splitlines()]
+    assert read(topic_url) == [(0, b'{"n":1}'), (1, b'{"n": 2}'), (2, b"3")]
+    events = [json.loads(line) for line in http.get(f"{topic_url}/items", headers=NDJSON).text.splitlines()]
     assert [(event["type"], event["key"]) for event in events] == [("t", "k")] * 3
     assert events[0]["id"] == answer.json()["runs"][0]["id"]
 
 
-def test_what_was_read_can_be_appended_elsewhere(server: Server, topic: str) -> None:
-    append(topic, b"\xff", type="raw", key="a")
-    http.post(f"{topic}/items?type=doc", json={"a": [1, 2]})
-    copy = f"{server.url}/topic/{uuid4()}"
+def test_what_was_read_can_be_appended_elsewhere(process: ServerProcess, topic_url: str) -> None:
+    append(topic_url, b"\xff", type="raw", key="a")
+    http.post(f"{topic_url}/items?type=doc", json={"a": [1, 2]})
+    copy = f"{process.url}/topic/{uuid4()}"
     http.put(copy)
-    read_first = http.get(f"{topic}/items", headers={"accept": "application/json"})
+    read_first = http.get(f"{topic_url}/items", headers={"accept": "application/json"})
     for event in read_first.json():  # of one content each
         answer = http.post(f"{copy}/items?events=true", json=[event])
         assert answer.status_code == 200, answer.text
-    assert read(copy) == read(topic)
+    assert read(copy) == read(topic_url)
 
 
-def test_an_array_is_many_events_or_one(topic: str) -> None:
-    assert http.post(f"{topic}/items", json=[1, {"a": 2}]).json()["count"] == 2
-    assert http.post(f"{topic}/items?one=true", json=[1, 2]).json() == 2
-    assert http.post(f"{topic}/items", json=[]).json()["count"] == 0
-    assert [data for _, data in read(topic)] == [b"1", b'{"a":2}', b"[1,2]"]
+def test_an_array_is_many_events_or_one(topic_url: str) -> None:
+    assert http.post(f"{topic_url}/items", json=[1, {"a": 2}]).json()["count"] == 2
+    assert http.post(f"{topic_url}/items?one=true", json=[1, 2]).json() == 2
+    assert http.post(f"{topic_url}/items", json=[]).json()["count"] == 0
+    assert [data for _, data in read(topic_url)] == [b"1", b'{"a":2}', b"[1,2]"]
 
 
-def test_many_events_are_spread_over_partitions(server: Server) -> None:
-    url = f"{server.url}/topic/{uuid4()}"
+def test_many_events_are_spread_over_partitions(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/{uuid4()}"
     http.put(f"{url}?partitions=3")
     lines = b"\n".join(b'{"key":"k%d","data":%d}' % (number % 5, number) for number in range(50))
     answer = http.post(f"{url}/items?events=true", content=lines, headers={"content-type": "application/x-ndjson"})
     told = answer.json()
     assert sorted(row for run in told["runs"] for row in run["rows"]) == list(range(50))
-    with headwater.open(server.path) as hw:
+    with headwater.open(process.path) as hw:
         for run in told["runs"]:
             events = list(hw.read(url.rpartition("/")[2], partition=run["partition"]))
             assert [event.value for event in events] == run["rows"]
@@ -271,11 +270,11 @@ def test_many_events_are_spread_over_partitions(server: Server) -> None:
         ({"from": 5, "end_before": 3}, range(0)),
     ],
 )
-def test_the_first_end_that_is_met_ends_the_answer(topic: str, query: dict[str, Any], ids: range) -> None:
-    append(topic, *(b"%d" % number for number in range(4)))
-    http.post(f"{topic}/items", json=list(range(4, 10)))
-    assert read(topic, **query) == [(id, b"%d" % id) for id in ids]
-    lines = http.get(f"{topic}/items", params=query, headers=NDJSON).text.splitlines()
+def test_the_first_end_that_is_met_ends_the_answer(topic_url: str, query: dict[str, Any], ids: range) -> None:
+    append(topic_url, *(b"%d" % number for number in range(4)))
+    http.post(f"{topic_url}/items", json=list(range(4, 10)))
+    assert read(topic_url, **query) == [(id, b"%d" % id) for id in ids]
+    lines = http.get(f"{topic_url}/items", params=query, headers=NDJSON).text.splitlines()
     assert [json.loads(line)["offset"] for line in lines] == list(ids)
 
 
@@ -283,19 +282,19 @@ def test_the_first_end_that_is_met_ends_the_answer(topic: str, query: dict[str, 
     "ends", [{"end_after": 5}, {"end_before": 6}, {"max_items": 4}, {"end_after": 5, "type": "odd"}]
 )
 @pytest.mark.parametrize("headers", [{}, NDJSON])
-def test_a_waiting_answer_ends_where_it_should(topic: str, ends: dict[str, Any], headers: dict[str, str]) -> None:
-    append(topic, b"0", b"1", b"2")
+def test_a_waiting_answer_ends_where_it_should(topic_url: str, ends: dict[str, Any], headers: dict[str, str]) -> None:
+    append(topic_url, b"0", b"1", b"2")
     query = {"from": 2, "wait_for_more": "true", **ends}
     found: list[bytes] = []
 
     def follow() -> None:
-        with http.stream("GET", f"{topic}/items", params=query, headers=headers, timeout=20) as answer:
+        with http.stream("GET", f"{topic_url}/items", params=query, headers=headers, timeout=20) as answer:
             found.extend(answer.iter_raw())
 
     reader = threading.Thread(target=follow)
     reader.start()
     for number in range(3, 6):
-        append(topic, b"%d" % number, type="odd" if number % 2 else "even")
+        append(topic_url, b"%d" % number, type="odd" if number % 2 else "even")
     reader.join(20)
     assert not reader.is_alive()
     wanted = [3, 5] if "type" in ends else [2, 3, 4, 5]
@@ -304,37 +303,37 @@ def test_a_waiting_answer_ends_where_it_should(topic: str, ends: dict[str, Any],
     assert got == wanted
 
 
-def test_a_waiting_answer_gives_what_others_append_to_the_directory(server: Server, topic: str) -> None:
+def test_a_waiting_answer_gives_what_others_append_to_the_directory(process: ServerProcess, topic_url: str) -> None:
     with (
-        http.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer,
-        headwater.open(server.path) as hw,
+        http.stream("GET", f"{topic_url}/items?wait_for_more=true", timeout=20) as answer,
+        headwater.open(process.path) as hw,
     ):
-        hw.append(topic.rpartition("/")[2], b"from another process")
+        hw.append(topic_url.rpartition("/")[2], b"from another process")
         assert items(next(answer.iter_raw())) == [(0, b"from another process")]
 
 
-def test_a_reader_that_leaves_is_forgotten(server: Server, topic: str) -> None:
+def test_a_reader_that_leaves_is_forgotten(process: ServerProcess, topic_url: str) -> None:
     with httpx.Client(verify=False) as client:
-        with client.stream("GET", f"{topic}/items?wait_for_more=true", timeout=20) as answer:
-            append(topic, b"x")
+        with client.stream("GET", f"{topic_url}/items?wait_for_more=true", timeout=20) as answer:
+            append(topic_url, b"x")
             pieces = answer.iter_raw()  # which closes the connection when it is let go of
             next(pieces)
-            with_it = connections(server)
-        wait_for(lambda: connections(server) < with_it)
+            with_it = connections(process)
+        wait_for(lambda: connections(process) < with_it)
 
 
-def connections(server: Server) -> float:
-    lines = http.get(f"{server.url}/metrics").text.splitlines()
+def connections(process: ServerProcess) -> float:
+    lines = http.get(f"{process.url}/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith("headwater_http_connections ")).split()[1])
 
 
-def test_events_are_filtered(topic: str) -> None:
+def test_events_are_filtered(topic_url: str) -> None:
     for number in range(6):
-        http.post(f"{topic}/items?type={'odd' if number % 2 else 'even'}&key=k{number % 3}", json={"n": number})
-    assert [id for id, _ in read(topic, type="od+")] == [1, 3, 5]
-    assert [id for id, _ in read(topic, key="k1")] == [1, 4]
-    assert [id for id, _ in read(topic, match='{"n": {"$gt": 3}}')] == [4, 5]
-    assert [id for id, _ in read(topic, type="odd", match='{"n": {"$gt": 1}}', max_items=1)] == [3]
+        http.post(f"{topic_url}/items?type={'odd' if number % 2 else 'even'}&key=k{number % 3}", json={"n": number})
+    assert [id for id, _ in read(topic_url, type="od+")] == [1, 3, 5]
+    assert [id for id, _ in read(topic_url, key="k1")] == [1, 4]
+    assert [id for id, _ in read(topic_url, match='{"n": {"$gt": 3}}')] == [4, 5]
+    assert [id for id, _ in read(topic_url, type="odd", match='{"n": {"$gt": 1}}', max_items=1)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -346,23 +345,23 @@ def test_events_are_filtered(topic: str) -> None:
         "end_before=99999999999999999999",
     ],
 )  # fmt: skip
-def test_a_bad_query_is_told(topic: str, query: str) -> None:
-    answer = http.get(f"{topic}/items?{query}")
+def test_a_bad_query_is_told(topic_url: str, query: str) -> None:
+    answer = http.get(f"{topic_url}/items?{query}")
     assert answer.status_code == 400
     assert answer.json()["message"]
 
 
-def test_times_and_ids_are_places_too(topic: str) -> None:
-    append(topic, b"0", b"1", b"2")
-    events = http.get(f"{topic}/items", headers={"accept": "application/json"}).json()
-    assert [id for id, _ in read(topic, from_id=events[1]["id"])] == [1, 2]
-    assert [id for id, _ in read(topic, from_time=events[2]["time"])] == [2]
-    assert [id for id, _ in read(topic, from_time=0)] == [0, 1, 2]
-    assert read(topic, from_time="2100-01-01T00:00:00+02:00") == []
+def test_times_and_ids_are_places_too(topic_url: str) -> None:
+    append(topic_url, b"0", b"1", b"2")
+    events = http.get(f"{topic_url}/items", headers={"accept": "application/json"}).json()
+    assert [id for id, _ in read(topic_url, from_id=events[1]["id"])] == [1, 2]
+    assert [id for id, _ in read(topic_url, from_time=events[2]["time"])] == [2]
+    assert [id for id, _ in read(topic_url, from_time=0)] == [0, 1, 2]
+    assert read(topic_url, from_time="2100-01-01T00:00:00+02:00") == []
 
 
-def test_an_id_that_retention_has_deleted_is_gone(server: Server) -> None:
-    url = f"{server.url}/topic/{uuid4()}"
+def test_an_id_that_retention_has_deleted_is_gone(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/{uuid4()}"
     http.put(f"{url}?segment_bytes=4096")
     for _ in range(4):
         http.post(f"{url}/items", json=["x" * 1000] * 10)
@@ -376,8 +375,8 @@ def test_an_id_that_retention_has_deleted_is_gone(server: Server) -> None:
     assert waiting.status_code == 410
 
 
-def test_several_partitions_need_a_name_where_a_number_is_all(server: Server) -> None:
-    url = f"{server.url}/topic/{uuid4()}"
+def test_several_partitions_need_a_name_where_a_number_is_all(process: ServerProcess) -> None:
+    url = f"{process.url}/topic/{uuid4()}"
     http.put(f"{url}?partitions=2")
     http.post(f"{url}/items?partition=1", content=b"x")
     answer = http.get(f"{url}/items")
@@ -399,69 +398,69 @@ def test_several_partitions_need_a_name_where_a_number_is_all(server: Server) ->
         ("application/json;q=0, application/x-ndjson;q=0.1", "application/x-ndjson"),
     ],
 )
-def test_accept_chooses_the_format(topic: str, accept: str, media: str) -> None:
+def test_accept_chooses_the_format(topic_url: str, accept: str, media: str) -> None:
     query = "?wait_for_more=false" if media == "text/event-stream" else ""
-    answer = http.get(f"{topic}/items{query}", headers={"accept": accept})
+    answer = http.get(f"{topic_url}/items{query}", headers={"accept": accept})
     assert answer.headers["content-type"].partition(";")[0] == media
 
 
-def test_an_unknown_format_is_not_acceptable(topic: str) -> None:
-    assert http.get(f"{topic}/items", headers={"accept": "image/png"}).status_code == 406
+def test_an_unknown_format_is_not_acceptable(topic_url: str) -> None:
+    assert http.get(f"{topic_url}/items", headers={"accept": "image/png"}).status_code == 406
 
 
-def test_an_empty_topic_reads_as_nothing_in_every_format(topic: str) -> None:
-    assert read(topic) == []
-    assert http.get(f"{topic}/items?format=ndjson").text == ""
-    assert http.get(f"{topic}/items?format=json").json() == []
+def test_an_empty_topic_reads_as_nothing_in_every_format(topic_url: str) -> None:
+    assert read(topic_url) == []
+    assert http.get(f"{topic_url}/items?format=ndjson").text == ""
+    assert http.get(f"{topic_url}/items?format=json").json() == []
 
 
-def test_much_is_read_in_order(server: Server, topic: str) -> None:
-    with headwater.open(server.path) as hw:
-        name = topic.rpartition("/")[2]
+def test_much_is_read_in_order(process: ServerProcess, topic_url: str) -> None:
+    with headwater.open(process.path) as hw:
+        name = topic_url.rpartition("/")[2]
         data = [b"%07d" % number * (number % 9) for number in range(60_000)]
         for at in range(0, len(data), 7_000):
             hw.append_many(name, data[at : at + 7_000])
-    assert read(topic) == list(enumerate(data))
-    lines = http.get(f"{topic}/items", headers=NDJSON).text.splitlines()
+    assert read(topic_url) == list(enumerate(data))
+    lines = http.get(f"{topic_url}/items", headers=NDJSON).text.splitlines()
     assert [json.loads(line)["offset"] for line in lines] == list(range(len(data)))
 
 
-def test_tail_prints_the_first_item_as_the_documents_say(topic: str, tmp_path: Path) -> None:
-    curl("-X", "POST", "-d", "This is the message contents", f"{topic}/items")
-    (tmp_path / "my_data").write_bytes(curl(f"{topic}/items?max_items=1"))
+def test_tail_prints_the_first_item_as_the_documents_say(topic_url: str, tmp_path: Path) -> None:
+    curl("-X", "POST", "-d", "This is the message contents", f"{topic_url}/items")
+    (tmp_path / "my_data").write_bytes(curl(f"{topic_url}/items?max_items=1"))
     told = subprocess.run(["tail", "-c", "+13", tmp_path / "my_data"], capture_output=True, check=True).stdout
     assert told == b"This is the message contents"
 
 
-def test_cloud_events_are_appended(topic: str) -> None:
+def test_cloud_events_are_appended(topic_url: str) -> None:
     attributes = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "placed", "subject": "o-17"}
     one = http.post(
-        f"{topic}/items",
+        f"{topic_url}/items",
         content=json.dumps(attributes | {"data": {"n": 1}}),
         headers={"content-type": "application/cloudevents+json"},
     )
     binary = http.post(
-        f"{topic}/items",
+        f"{topic_url}/items",
         content=b'{"n":2}',
         headers={f"ce-{name}": value for name, value in attributes.items()} | {"content-type": "application/json"},
     )
     many = http.post(
-        f"{topic}/items",
+        f"{topic_url}/items",
         content=json.dumps([attributes | {"data": {"n": 3}}, attributes | {"data": {"n": 4}}]),
         headers={"content-type": "application/cloudevents-batch+json; charset=utf-8"},
     )
     assert (one.json(), binary.json(), many.json()["count"]) == (0, 1, 2)
-    events = http.get(f"{topic}/items?key=o-17&type=placed", headers={"accept": "application/json"}).json()
+    events = http.get(f"{topic_url}/items?key=o-17&type=placed", headers={"accept": "application/json"}).json()
     assert [event["data"]["n"] for event in events] == [1, 2, 3, 4]
     assert {event["meta"]["ce-source"] for event in events} == {"/shop"}
-    bad = http.post(f"{topic}/items", content=b"{}", headers={"content-type": "application/cloudevents+json"})
+    bad = http.post(f"{topic_url}/items", content=b"{}", headers={"content-type": "application/cloudevents+json"})
     assert bad.status_code == 400
 
 
-def test_text_is_looked_at_each_time(topic: str) -> None:
+def test_text_is_looked_at_each_time(topic_url: str) -> None:
     headers = {"content-type": "text/plain"}  # the same head, which is known after the first
     answers = [
-        http.post(f"{topic}/items", content=data, headers=headers) for data in (b"aa", b"bb", b"\xff\xff", b"cc")
+        http.post(f"{topic_url}/items", content=data, headers=headers) for data in (b"aa", b"bb", b"\xff\xff", b"cc")
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 400, 200]
-    assert [data for _, data in read(topic)] == [b"aa", b"bb", b"cc"]
+    assert [data for _, data in read(topic_url)] == [b"aa", b"bb", b"cc"]

@@ -24,12 +24,12 @@ HERE = "192.0.2.1"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def users_file(tmp_path: Path) -> Path:
     return tmp_path / "users.json"
 
 
 @pytest.fixture
-def clock() -> HandClock:
+def hand_clock() -> HandClock:
     return HandClock()
 
 
@@ -62,9 +62,9 @@ def name_of(access: FileAccess, headers: dict[str, str], client: Client) -> str 
     return None if user is None else user.name
 
 
-def test_a_token_is_known_at_once_and_nothing_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = add(path, "shop", "append:orders.*", token=True)
-    access = FileAccess(path, clock=HandClock())
+def test_a_token_is_known_at_once_and_nothing_is_read(users_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = add(users_file, "shop", "append:orders.*", token=True)
+    access = FileAccess(users_file, clock=HandClock())
     monkeypatch.setattr(access, "_disk", None)
     user = access.known(bearer(token), Client(HERE))
     assert user is not None
@@ -72,9 +72,9 @@ def test_a_token_is_known_at_once_and_nothing_is_read(path: Path, monkeypatch: p
     assert access.known({"authorization": f"bearer  {token} "}, Client(HERE)) is user
 
 
-def test_who_sends_nothing_or_nonsense_is_turned_away(path: Path) -> None:
-    token = add(path, "ada", password=SECRET, token=True)
-    access = FileAccess(path, clock=HandClock())
+def test_who_sends_nothing_or_nonsense_is_turned_away(users_file: Path) -> None:
+    token = add(users_file, "ada", password=SECRET, token=True)
+    access = FileAccess(users_file, clock=HandClock())
     assert refused(access, {}) == "credentials required"
     assert refused(access, bearer(token[:-1])) == "unknown token"
     assert refused(access, bearer(token.upper())) == "unknown token"
@@ -94,21 +94,21 @@ def test_who_sends_nothing_or_nonsense_is_turned_away(path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.text(max_size=80) | st.text(max_size=80).map("Basic {}".format) | st.text().map("Bearer {}".format))
-def test_no_header_gets_in_by_chance_or_makes_a_fault(path: Path, said: str) -> None:
-    if not path.exists():
-        add(path, "ada", password=SECRET, token=True)
-    refused(FileAccess(path, clock=HandClock()), {"authorization": said})
+def test_no_header_gets_in_by_chance_or_makes_a_fault(users_file: Path, said: str) -> None:
+    if not users_file.exists():
+        add(users_file, "ada", password=SECRET, token=True)
+    refused(FileAccess(users_file, clock=HandClock()), {"authorization": said})
 
 
-def test_a_user_without_a_password_is_not_let_in_with_an_empty_one(path: Path) -> None:
-    add(path, "shop", token=True)
-    access = FileAccess(path, clock=HandClock())
+def test_a_user_without_a_password_is_not_let_in_with_an_empty_one(users_file: Path) -> None:
+    add(users_file, "shop", token=True)
+    access = FileAccess(users_file, clock=HandClock())
     assert refused(access, basic("shop", "")) == "wrong user name or password"
 
 
-def test_a_password_is_checked_once_for_each_connection(path: Path, scrypts: list[Any]) -> None:
-    add(path, "ada", password=SECRET)
-    access = FileAccess(path, clock=HandClock())
+def test_a_password_is_checked_once_for_each_connection(users_file: Path, scrypts: list[Any]) -> None:
+    add(users_file, "ada", password=SECRET)
+    access = FileAccess(users_file, clock=HandClock())
     scrypts.clear()
     here, there = Client(HERE), Client(HERE)
     right, wrong = basic("ada", SECRET), basic("ada", SECRET + "!")
@@ -124,10 +124,10 @@ def test_a_password_is_checked_once_for_each_connection(path: Path, scrypts: lis
     assert len(scrypts) == 2
 
 
-def test_a_connection_keeps_no_password_and_a_bounded_number_of_proofs(path: Path) -> None:
+def test_a_connection_keeps_no_password_and_a_bounded_number_of_proofs(users_file: Path) -> None:
     for name in ("ada", "bob", "eve"):
-        add(path, name, password=SECRET)
-    access = FileAccess(path, clock=HandClock(), limits=ServerLimits(proofs_max=2))
+        add(users_file, name, password=SECRET)
+    access = FileAccess(users_file, clock=HandClock(), limits=ServerLimits(proofs_max=2))
     client = Client(HERE)
     for name in ("ada", "bob", "eve"):
         sent = basic(name, SECRET)
@@ -138,20 +138,20 @@ def test_a_connection_keeps_no_password_and_a_bounded_number_of_proofs(path: Pat
         assert len(client.cache["proofs"]) <= 2
 
 
-def test_unknown_users_cost_the_same_as_wrong_passwords(path: Path, scrypts: list[Any]) -> None:
-    add(path, "ada", password=SECRET)
-    add(path, "shop", token=True)
-    access = FileAccess(path, clock=HandClock())
+def test_unknown_users_cost_the_same_as_wrong_passwords(users_file: Path, scrypts: list[Any]) -> None:
+    add(users_file, "ada", password=SECRET)
+    add(users_file, "shop", token=True)
+    access = FileAccess(users_file, clock=HandClock())
     scrypts.clear()
     for name in ("ada", "shop", "eve"):
         refused(access, basic(name, "wrong horse"))
     assert scrypts == [(16, 8, 1)] * 3
 
 
-def test_a_certificate_stands_for_its_user_and_a_header_goes_before_it(path: Path) -> None:
-    add(path, "ada", subjects="CN=ada,O=Shop")
-    token = add(path, "bob", token=True)
-    access = FileAccess(path, clock=HandClock())
+def test_a_certificate_stands_for_its_user_and_a_header_goes_before_it(users_file: Path) -> None:
+    add(users_file, "ada", subjects="CN=ada,O=Shop")
+    token = add(users_file, "bob", token=True)
+    access = FileAccess(users_file, clock=HandClock())
     client = Client(HERE, secure=True, certificate="CN=ada,O=Shop")
     assert name_of(access, {}, client) == "ada"
     assert access.check({}, client).name == "ada"
@@ -161,87 +161,89 @@ def test_a_certificate_stands_for_its_user_and_a_header_goes_before_it(path: Pat
     assert refused(access, {}, other) == "the certificate's subject 'CN=ada' belongs to no user"
 
 
-def test_a_new_token_counts_at_once(path: Path) -> None:
-    add(path, "ada", token=True)
-    access = FileAccess(path, clock=HandClock())
-    token = add(path, "shop", token=True)
+def test_a_new_token_counts_at_once(users_file: Path) -> None:
+    add(users_file, "ada", token=True)
+    access = FileAccess(users_file, clock=HandClock())
+    token = add(users_file, "shop", token=True)
     assert access.known(bearer(token), Client(HERE)) is None
     assert access.check(bearer(token), Client(HERE)).name == "shop"
     assert name_of(access, bearer(token), Client(HERE)) == "shop"
 
 
-def test_a_revoked_token_counts_for_a_second_at_most(path: Path, clock: HandClock) -> None:
-    token = add(path, "shop", token=True)
-    access = FileAccess(path, clock=clock)
-    revoke(path, "shop")
-    clock.now += 0.99
+def test_a_revoked_token_counts_for_a_second_at_most(users_file: Path, hand_clock: HandClock) -> None:
+    token = add(users_file, "shop", token=True)
+    access = FileAccess(users_file, clock=hand_clock)
+    revoke(users_file, "shop")
+    hand_clock.now += 0.99
     assert name_of(access, bearer(token), Client(HERE)) == "shop"
-    clock.now += 0.02
+    hand_clock.now += 0.02
     for _ in range(2):  # whoever asks twice before `check` gets no other answer
         assert access.known(bearer(token), Client(HERE)) is None
     assert refused(access, bearer(token)) == "unknown token"
 
 
-def test_an_unchanged_file_is_looked_at_and_not_read_again(path: Path, clock: HandClock) -> None:
-    token = add(path, "shop", token=True)
-    access = FileAccess(path, clock=clock)
+def test_an_unchanged_file_is_looked_at_and_not_read_again(users_file: Path, hand_clock: HandClock) -> None:
+    token = add(users_file, "shop", token=True)
+    access = FileAccess(users_file, clock=hand_clock)
     before = access._users
     for _ in range(3):
-        clock.now += 5
+        hand_clock.now += 5
         assert access.known(bearer(token), Client(HERE)) is None
         assert access.check(bearer(token), Client(HERE)).name == "shop"
         assert name_of(access, bearer(token), Client(HERE)) == "shop"
     assert access._users is before
 
 
-def test_a_changed_password_ends_what_was_proven_and_other_changes_do_not(path: Path, clock: HandClock) -> None:
-    add(path, "ada", password=SECRET)
-    access = FileAccess(path, clock=clock)
+def test_a_changed_password_ends_what_was_proven_and_other_changes_do_not(
+    users_file: Path, hand_clock: HandClock
+) -> None:
+    add(users_file, "ada", password=SECRET)
+    access = FileAccess(users_file, clock=hand_clock)
     client = Client(HERE)
     access.check(basic("ada", SECRET), client)
-    add(path, "bob", token=True)
+    add(users_file, "bob", token=True)
     refused(access, {})  # has the file looked at
     assert name_of(access, basic("ada", SECRET), client) == "ada"
-    add(path, "ada", password="another horse")
+    add(users_file, "ada", password="another horse")
     refused(access, {})
     assert refused(access, basic("ada", SECRET), client) == "wrong user name or password"
     assert access.check(basic("ada", "another horse"), client).name == "ada"
 
 
-def test_a_changed_scope_is_seen_on_connections_that_are_open(path: Path, clock: HandClock) -> None:
-    add(path, "ada", "read:*", password=SECRET)
-    access = FileAccess(path, clock=clock)
+def test_a_changed_scope_is_seen_on_connections_that_are_open(users_file: Path, hand_clock: HandClock) -> None:
+    add(users_file, "ada", "read:*", password=SECRET)
+    access = FileAccess(users_file, clock=hand_clock)
     client = Client(HERE)
     assert access.check(basic("ada", SECRET), client).may("read", "orders")
-    text = path.read_text().replace("read:*", "read:stock")
-    path.write_text(text)
-    clock.now += 1
+    text = users_file.read_text().replace("read:*", "read:stock")
+    users_file.write_text(text)
+    hand_clock.now += 1
     assert not access.check(basic("ada", SECRET), client).may("read", "orders")
 
 
 @pytest.mark.parametrize("damage", ["broken", "gone", "exposed"])
 def test_a_bad_file_changes_nothing_and_is_told(
-    path: Path, clock: HandClock, caplog: pytest.LogCaptureFixture, damage: str
+    users_file: Path, hand_clock: HandClock, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    token = add(path, "shop", token=True)
-    access = FileAccess(path, clock=clock)
-    good = path.read_bytes()
+    token = add(users_file, "shop", token=True)
+    access = FileAccess(users_file, clock=hand_clock)
+    good = users_file.read_bytes()
     if damage == "gone":
-        path.unlink()
+        users_file.unlink()
     elif damage == "broken":
-        path.write_bytes(good[:-10])
+        users_file.write_bytes(good[:-10])
     else:
-        path.write_bytes(good.replace(b"shop", b"evil"))
-        path.chmod(0o666)
-    clock.now += 1
+        users_file.write_bytes(good.replace(b"shop", b"evil"))
+        users_file.chmod(0o666)
+    hand_clock.now += 1
     with caplog.at_level(logging.WARNING):
         assert access.check(bearer(token), Client(HERE)).name == "shop"
         assert access.check(bearer(token), Client(HERE)).name == "shop"
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("the users file was not reloaded: ")
-    path.unlink(missing_ok=True)
-    again = add(path, "shop", token=True)
-    clock.now += 1
+    users_file.unlink(missing_ok=True)
+    again = add(users_file, "shop", token=True)
+    hand_clock.now += 1
     assert access.check(bearer(again), Client(HERE)).name == "shop"
     refused(access, bearer(token))
 
@@ -255,9 +257,11 @@ def too_many(access: FileAccess, headers: dict[str, str], address: str) -> int:
     return seconds
 
 
-def test_wrong_passwords_are_limited_for_each_address(path: Path, clock: HandClock, scrypts: list[Any]) -> None:
-    token = add(path, "ada", password=SECRET, token=True)
-    access = FileAccess(path, clock=clock)
+def test_wrong_passwords_are_limited_for_each_address(
+    users_file: Path, hand_clock: HandClock, scrypts: list[Any]
+) -> None:
+    token = add(users_file, "ada", password=SECRET, token=True)
+    access = FileAccess(users_file, clock=hand_clock)
     proven = Client(HERE)
     access.check(basic("ada", SECRET), proven)
     for _ in range(10):
@@ -268,20 +272,20 @@ def test_wrong_passwords_are_limited_for_each_address(path: Path, clock: HandClo
     assert name_of(access, bearer(token), Client(HERE)) == "ada"
     assert name_of(access, basic("ada", SECRET), proven) == "ada"
     assert access.check(basic("ada", SECRET), Client("192.0.2.2")).name == "ada"
-    clock.now += 6.1
+    hand_clock.now += 6.1
     refused(access, basic("ada", "wrong horse"))
     assert too_many(access, basic("ada", SECRET), HERE) == 6
-    clock.now += 6.1
+    hand_clock.now += 6.1
     assert access.check(basic("ada", SECRET), Client(HERE)).name == "ada"
-    clock.now += 60
+    hand_clock.now += 60
     for _ in range(10):
         refused(access, basic("ada", "wrong horse"))
     too_many(access, basic("ada", SECRET), HERE)
 
 
-def test_addresses_of_one_network_are_counted_together(path: Path) -> None:
-    add(path, "ada", password=SECRET)
-    access = FileAccess(path, clock=HandClock())
+def test_addresses_of_one_network_are_counted_together(users_file: Path) -> None:
+    add(users_file, "ada", password=SECRET)
+    access = FileAccess(users_file, clock=HandClock())
     for number in range(10):
         refused(access, basic("ada", "wrong horse"), Client(f"2001:db8::{number:x}"))
         refused(access, basic("ada", "wrong horse"), Client("::ffff:192.0.2.1"))
@@ -290,18 +294,18 @@ def test_addresses_of_one_network_are_counted_together(path: Path) -> None:
     assert access.check(basic("ada", SECRET), Client("2001:db8:0:1::1")).name == "ada"
 
 
-def test_what_is_remembered_of_addresses_is_bounded(path: Path) -> None:
-    add(path, "ada", password=SECRET)
-    access = FileAccess(path, clock=HandClock(), limits=ServerLimits(password_addresses_max=3))
+def test_what_is_remembered_of_addresses_is_bounded(users_file: Path) -> None:
+    add(users_file, "ada", password=SECRET)
+    access = FileAccess(users_file, clock=HandClock(), limits=ServerLimits(password_addresses_max=3))
     for number in range(10):
         refused(access, basic("ada", "wrong horse"), Client(f"192.0.2.{number}"))
     assert list(access._attempts._free_at) == ["192.0.2.7", "192.0.2.8", "192.0.2.9"]
 
 
-def test_passwords_that_wait_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add(path, "ada", password=SECRET)
+def test_passwords_that_wait_are_bounded(users_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(users_file, "ada", password=SECRET)
     limits = ServerLimits(password_checks_max=1, password_queue_max=3)
-    access = FileAccess(path, clock=HandClock(), limits=limits)
+    access = FileAccess(users_file, clock=HandClock(), limits=limits)
     begun, go_on = Event(), Event()
     real: Callable[..., bytes] = hashlib.scrypt
     at_once: list[int] = []
@@ -330,9 +334,9 @@ def test_passwords_that_wait_are_bounded(path: Path, monkeypatch: pytest.MonkeyP
     assert access.check(basic("ada", SECRET), Client(HERE)).name == "ada"  # everyone has left the queue
 
 
-def test_errors_become_answers(path: Path, clock: HandClock) -> None:
-    add(path, "ada", password=SECRET)
-    access = FileAccess(path, clock=clock)
+def test_errors_become_answers(users_file: Path, hand_clock: HandClock) -> None:
+    add(users_file, "ada", password=SECRET)
+    access = FileAccess(users_file, clock=hand_clock)
     with pytest.raises(Denied) as denied:
         access.check({}, Client(HERE))
     assert response_of(denied.value).status == 401

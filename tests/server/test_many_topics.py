@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,7 +15,7 @@ from headwater.store import Store
 from tests.log.many_topics import own_bytes
 from tests.log.unsynced import open_unsynced
 from tests.server.people import add, bearer
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http
 
 TOPICS = 450
 MADE = 40  # more, by the server, which syncs
@@ -23,24 +23,33 @@ DESCRIPTORS = 120
 MIB = 1 << 20
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    with open_unsynced(tmp_path / "data") as hw:
+class Tokens(NamedTuple):
+    """A file of users, and the tokens of two: one may append to `pub.*`, the other may do everything."""
+
+    file: Path
+    publisher: str
+    admin: str
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    users = tmp_path_factory.mktemp("users") / "users.json"
+    publisher = add(users, "few", "append:pub.*", token=True)
+    return Tokens(users, publisher, add(users, "all", "read,append,admin:*", token=True))
+
+
+@pytest.fixture(scope="module")
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
         hw.create("orders")
         for number in range(TOPICS):
             hw.append(f"pub.{number}", b"first")
-    return tmp_path / "data"
+    return server_path
 
 
-@pytest.fixture
-def server(data: Path, tmp_path: Path) -> Iterator[tuple[Server, str, str]]:
-    """A server with few descriptors, and the tokens of one who may append to `pub.*` and of one who may do all."""
-    users = tmp_path / "users.json"
-    few = add(users, "few", "append:pub.*", token=True)
-    all_ = add(users, "all", "read,append,admin:*", token=True)
-    with served(data, "--auth", str(users)) as server:
-        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-        yield server, few, all_
+@pytest.fixture(scope="module")
+def process_options(tokens: Tokens) -> list[str]:
+    return ["--auth", str(tokens.file)]
 
 
 class Customer:
@@ -98,12 +107,12 @@ class Customer:
 
 
 @pytest.mark.timeout(600)
-def test_who_touches_thousands_of_topics_takes_nothing_from_others(server: tuple[Server, str, str]) -> None:
-    process, few, all_ = server
-    with headwater.open(process.url, token=all_) as hw:
+def test_who_touches_thousands_of_topics_takes_nothing_from_others(process: ServerProcess, tokens: Tokens) -> None:
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    with headwater.open(process.url, token=tokens.admin) as hw:
         customer = Customer(hw)
         before = own_bytes(process.pid)
-        with headwater.open(process.url, token=few) as publisher:
+        with headwater.open(process.url, token=tokens.publisher) as publisher:
             for number in range(TOPICS + MADE):
                 publisher.append(f"pub.{number}", b"more")
             with pytest.raises(Denied):
@@ -119,4 +128,4 @@ def test_who_touches_thousands_of_topics_takes_nothing_from_others(server: tuple
         assert hw.append("orders", b"after").offset == len(customer.appended)
         assert own_bytes(process.pid) - before < 64 * MIB
     for path in ("/metrics", "/health"):
-        assert http.get(f"{process.url}{path}", headers=bearer(all_)).status_code == 200
+        assert http.get(f"{process.url}{path}", headers=bearer(tokens.admin)).status_code == 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,19 +25,20 @@ from headwater.server.metrics import Metrics
 from headwater.server.scopes import EVERYONE, NOBODY
 from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
+from tests.log.unsynced import open_unsynced
 from tests.server.people import add, revoke
 from tests.server.process import served
-from tests.server.serving import WAIT_S, Answer, Server, answers, serving
+from tests.server.serving import WAIT_S, Answer, Server, answers
 from tests.waiting import wait_for
 
 AT = "/topic/orders/items"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        running.http.put("/topic/orders").raise_for_status()
-        yield running
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
+        hw.create("orders")
+    return server_path
 
 
 def post(data: bytes, query: str = "", headers: str = "") -> bytes:

@@ -18,6 +18,7 @@ import pytest
 
 from headwater.server.http.errors import STATUS_BY_CODE, STATUS_BY_KIND
 from headwater.server.http.message import Response, head
+from tests.log.unsynced import open_unsynced
 from tests.server.serving import Answer, Server, answers, serving, until_closed
 
 HOST = b"Host: localhost\r\n"
@@ -28,10 +29,10 @@ HEALTH = b"GET /health HTTP/1.1\r\n" + HOST
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        running.http.put("/topic/orders").raise_for_status()
-        yield running
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
+        hw.create("orders")
+    return server_path
 
 
 @pytest.fixture(scope="module")

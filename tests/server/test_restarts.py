@@ -15,7 +15,7 @@ import pytest
 
 import headwater
 from headwater.store import Store
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.waiting import wait_for
 
 WRITERS = 8
@@ -56,7 +56,7 @@ class Writer(threading.Thread):
                 return
 
 
-def load(server: Server, name: str) -> list[Writer]:
+def load(server: ServerProcess, name: str) -> list[Writer]:
     writers = [Writer(server.port, f"{name}-{number}") for number in range(WRITERS)]
     for writer in writers:
         writer.start()
@@ -84,7 +84,7 @@ def test_what_was_acknowledged_survives_kills_under_load(tmp_path: Path) -> None
         hw.create("t")
     writers: list[Writer] = []
     for life in range(4):
-        server = Server(path)
+        server = ServerProcess(path)
         try:
             writers += (mine := load(server, f"life{life}"))
             wait_for(partial(have, mine, 200))
@@ -101,7 +101,7 @@ def test_what_was_acknowledged_survives_kills_under_load(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_under_load_answers_what_was_asked(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "data"
-    server = Server(path)
+    server = ServerProcess(path)
     http.put(f"{server.url}/topic/t")
     writers = load(server, "w")
     wait_for(lambda: have(writers, 200))
@@ -128,7 +128,7 @@ def test_a_stop_ends_idle_connections_and_waits_for_answers(tmp_path: Path) -> N
         assert [event.data for event in hw.read("t")] == [b"helloworld"]
 
 
-def stop_meanwhile(server: Server, idle: socket.socket, uploading: socket.socket) -> None:
+def stop_meanwhile(server: ServerProcess, idle: socket.socket, uploading: socket.socket) -> None:
     uploading.sendall(b"POST /topic/t/items HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhello")
     time.sleep(0.2)  # both are there; nothing tells that from outside
     server.process.send_signal(signal.SIGTERM)
@@ -161,5 +161,5 @@ def test_programs_use_the_directory_beside_the_server(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
     with served(tmp_path / "data") as server:
         with pytest.raises(AssertionError, match="cannot be listened on") as failure:
-            Server(tmp_path / "other", port=server.port)
+            ServerProcess(tmp_path / "other", port=server.port)
         assert "Traceback" not in str(failure.value)

@@ -16,9 +16,9 @@ from headwater.server.http.routes import RIGHTS, ROUTES
 from headwater.server.rights import Right
 from headwater.server.scopes import ACTIONS
 from headwater.server.tcp.connection import _OWN
-from headwater.server.tcp.requests import HANDLERS
+from headwater.server.tcp.handlers import HANDLERS
 from tests.server import people
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 from tests.server.process import http as client
 from tests.server.tcp.wire import Wire
 from tests.server.test_binders import fill
@@ -57,7 +57,7 @@ FRAMES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 class Place:
     """A server with users, and their file."""
 
-    def __init__(self, server: Server, users: Path) -> None:
+    def __init__(self, server: ServerProcess, users: Path) -> None:
         self.server = server
         self.users = users
         self.uuid = client.get(f"{server.url}/version").json()["uuid"]
@@ -95,7 +95,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     path = tmp_path_factory.mktemp("rights")
     fill(path / "data", ann=10)
     users = path / "users.json"
@@ -105,9 +105,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(autouse=True)
-def topics(place: Place) -> None:
+def topics(guarded_server: Place) -> None:
     """What the requests are about, though the one before may have deleted it."""
-    with headwater.open(place.server.path) as hw:
+    with headwater.open(guarded_server.server.path) as hw:
         hw.create("t")
         hw.create("events")
         if not hw.consumers("t"):
@@ -128,53 +128,53 @@ def only(request: str) -> list[str]:
 
 
 @pytest.mark.parametrize("request_", [each for each in GUARDED if "/" in each and each not in NEEDS_MORE])
-def test_a_request_without_its_right_is_403_and_with_it_alone_is_not(place: Place, request_: str) -> None:
+def test_a_request_without_its_right_is_403_and_with_it_alone_is_not(guarded_server: Place, request_: str) -> None:
     right = GUARDED[request_]
-    status, told = place.call(request_, place.user("without", *all_but(right)))
+    status, told = guarded_server.call(request_, guarded_server.user("without", *all_but(right)))
     assert (status, told["code"]) == (403, "forbidden")
     assert told["facts"]["action"] == right.needed
     assert told["facts"]["topic"] == NAMES.get(right.of)
-    assert place.call(request_, place.user("with", *only(request_)))[0] not in (401, 403)
+    assert guarded_server.call(request_, guarded_server.user("with", *only(request_)))[0] not in (401, 403)
 
 
 @pytest.mark.parametrize("request_", [each for each in GUARDED if "/" not in each])
-def test_a_frame_without_its_right_is_refused_and_with_it_alone_is_not(place: Place, request_: str) -> None:
+def test_a_frame_without_its_right_is_refused_and_with_it_alone_is_not(guarded_server: Place, request_: str) -> None:
     right = GUARDED[request_]
-    answers = place.send(request_, place.user("without", *all_but(right)))
+    answers = guarded_server.send(request_, guarded_server.user("without", *all_but(right)))
     [refused] = [each for each in answers if each.get("errCode") == "forbidden"]
     assert (refused["errFacts"]["action"], refused["errFacts"]["topic"]) == (right.needed, NAMES[right.of])
-    answers = place.send(request_, place.user("with", *only(request_)))
+    answers = guarded_server.send(request_, guarded_server.user("with", *only(request_)))
     assert [each.get("errCode") for each in answers] == [None] * len(answers)
 
 
 @pytest.mark.parametrize("request_", [each for each in RIGHTS if "/" in each and each not in NEEDS_MORE])
-def test_who_is_not_known_gets_only_what_needs_no_right(place: Place, request_: str) -> None:
-    status, told = place.call(request_, {})
+def test_who_is_not_known_gets_only_what_needs_no_right(guarded_server: Place, request_: str) -> None:
+    status, told = guarded_server.call(request_, {})
     if RIGHTS[request_].needed is None:
         assert status == 200
     else:
         assert (status, told["code"]) == (401, "unauthenticated")
 
 
-def test_a_transaction_acks_only_events_of_topics_that_may_still_be_read(place: Place) -> None:
-    headers = place.user("member", "read,append:t")
-    joined = http.client.HTTPConnection("127.0.0.1", place.server.port, timeout=20)
-    with headwater.open(place.server.path) as hw:
+def test_a_transaction_acks_only_events_of_topics_that_may_still_be_read(guarded_server: Place) -> None:
+    headers = guarded_server.user("member", "read,append:t")
+    joined = http.client.HTTPConnection("127.0.0.1", guarded_server.server.port, timeout=20)
+    with headwater.open(guarded_server.server.path) as hw:
         place_of_event = hw.append("t", b"x")
     joined.request("POST", "/consumer/m/t/items?start=latest", headers=headers)
     answer = joined.getresponse()
     token = answer.headers["Headwater-Member"]
-    with headwater.open(place.server.path) as hw:
+    with headwater.open(guarded_server.server.path) as hw:
         offset = hw.append("t", b"y").offset
     assert offset == place_of_event.offset + 1
     while answer.readline() == b"\n":
         pass
     asked = {"acks": [{"member": token, "partition": 0, "offset": offset}]}
-    accounts = json.loads(place.users.read_text())
+    accounts = json.loads(guarded_server.users.read_text())
     accounts["users"]["member"]["scopes"] = ["append:t"]
-    place.users.write_text(json.dumps(accounts))
-    wait_for(lambda: client.get(f"{place.server.url}/topic/t", headers=headers).status_code == 403)
-    refused = client.post(f"{place.server.url}/transaction", json=asked, headers=headers)
+    guarded_server.users.write_text(json.dumps(accounts))
+    wait_for(lambda: client.get(f"{guarded_server.server.url}/topic/t", headers=headers).status_code == 403)
+    refused = client.post(f"{guarded_server.server.url}/transaction", json=asked, headers=headers)
     assert (refused.status_code, refused.json()["facts"]["action"]) == (403, "read")
     answer.close()
     joined.close()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.server.people import SECRET, add, revoke
-from tests.server.process import Server, served
+from tests.server.process import ServerProcess, served
 from tests.server.test_access import COMPANY, install
 from tests.server.test_tls import PAGE, shell
 
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
     body: Any
 
 
-def curl(server: Server, path: str, *options: str | Path) -> Answer:
+def curl(server: ServerProcess, path: str, *options: str | Path) -> Answer:
     command = ["curl", "-sS", "-i", "--max-time", "20", *map(str, options), f"{server.url}{path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,14 +39,14 @@ def bearer(token: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def users(tmp_path: Path) -> Path:
+def users_file(tmp_path: Path) -> Path:
     return tmp_path / "users.json"
 
 
-def test_a_server_with_users_asks_who_it_is_and_grants_what_the_scopes_say(tmp_path: Path, users: Path) -> None:
-    shop = add(users, "shop", "append:orders.*", token=True)
-    add(users, "ada", "read,append,admin:*", password=SECRET)
-    with served(tmp_path / "data", "--auth", str(users)) as server:
+def test_a_server_with_users_asks_who_it_is_and_grants_what_the_scopes_say(tmp_path: Path, users_file: Path) -> None:
+    shop = add(users_file, "shop", "append:orders.*", token=True)
+    add(users_file, "ada", "read,append,admin:*", password=SECRET)
+    with served(tmp_path / "data", "--auth", str(users_file)) as server:
         nobody = curl(server, "/topic/orders.eu/items", "-d", "x")
         assert (nobody.status, nobody.body["kind"], nobody.body["code"]) == (401, "Denied", "unauthenticated")
         assert '\nwww-authenticate: bearer realm="headwater", basic realm="headwater"' in nobody.headers
@@ -70,9 +70,9 @@ def test_a_server_with_users_asks_who_it_is_and_grants_what_the_scopes_say(tmp_p
         assert curl(server, "/topic/orders.eu", "-X", "DELETE", "-u", f"ada:{SECRET}").status == 200
 
 
-def test_wrong_passwords_are_answered_with_429_after_a_while(tmp_path: Path, users: Path) -> None:
-    token = add(users, "ada", password=SECRET, token=True)
-    with served(tmp_path / "data", "--auth", str(users)) as server:
+def test_wrong_passwords_are_answered_with_429_after_a_while(tmp_path: Path, users_file: Path) -> None:
+    token = add(users_file, "ada", password=SECRET, token=True)
+    with served(tmp_path / "data", "--auth", str(users_file)) as server:
         answers = [curl(server, "/topics", "-u", "ada:wrong horse") for _ in range(11)]
         assert [answer.status for answer in answers] == [401] * 10 + [429]
         assert re.search(r"\nretry-after: [456]\b", answers[-1].headers)
@@ -80,13 +80,13 @@ def test_wrong_passwords_are_answered_with_429_after_a_while(tmp_path: Path, use
         assert curl(server, "/topics", *bearer(token)).status == 200
 
 
-def test_changes_of_the_file_count_without_a_restart(tmp_path: Path, users: Path) -> None:
-    old = add(users, "ada", token=True)
-    with served(tmp_path / "data", "--auth", str(users)) as server:
+def test_changes_of_the_file_count_without_a_restart(tmp_path: Path, users_file: Path) -> None:
+    old = add(users_file, "ada", token=True)
+    with served(tmp_path / "data", "--auth", str(users_file)) as server:
         assert curl(server, "/topics", *bearer(old)).status == 200
-        new = add(users, "bob", token=True)
+        new = add(users_file, "bob", token=True)
         assert curl(server, "/topics", *bearer(new)).status == 200
-        revoke(users, "ada")
+        revoke(users_file, "ada")
         until = time.monotonic() + WAIT_S
         while curl(server, "/topics", *bearer(old)).status != 401:
             assert time.monotonic() < until
@@ -119,14 +119,14 @@ def serve_in_vain(tmp_path: Path, *options: str) -> str:
     return done.stderr
 
 
-def test_a_network_is_not_served_without_authentication(tmp_path: Path, users: Path) -> None:
+def test_a_network_is_not_served_without_authentication(tmp_path: Path, users_file: Path) -> None:
     told = serve_in_vain(tmp_path, "--http", "0.0.0.0:0")
     assert re.fullmatch(
         r"error: 0\.0\.0\.0 would listen on the network without authentication — give --auth FILE .*--insecure.*\n",
         told,
     )
     assert not (tmp_path / "data").exists()
-    assert "the users file" in serve_in_vain(tmp_path, "--http", "0.0.0.0:0", "--auth", str(users))
+    assert "the users file" in serve_in_vain(tmp_path, "--http", "0.0.0.0:0", "--auth", str(users_file))
     with served(tmp_path / "data", "--http", "0.0.0.0:0", "--insecure") as server:
         assert curl(server, "/topics").body == []
     assert server.output.count(b"everyone who can reach 0.0.0.0") == 1

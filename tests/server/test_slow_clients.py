@@ -13,6 +13,7 @@ import pytest
 import headwater
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import frame
+from tests.waiting import wait_for
 
 CLIENTS = 24
 EACH_BYTES = 2_000_000  # as docs/RUNNING.md says
@@ -61,15 +62,17 @@ ASKS = {
 
 
 def steady(server: Server) -> int:
-    """The server's memory when it does not change any more."""
-    deadline = time.monotonic() + WAIT_S
+    """Return the memory of a server when it has not changed for a while."""
     last, since = server.anonymous_bytes(), time.monotonic()
-    while time.monotonic() < since + STEADY_S:
-        assert time.monotonic() < deadline, "it never came to rest"
-        time.sleep(0.05)
+
+    def at_rest() -> bool:
+        nonlocal last, since
         now = server.anonymous_bytes()
         if abs(now - last) > 300_000:
             last, since = now, time.monotonic()
+        return time.monotonic() >= since + STEADY_S
+
+    wait_for(at_rest, WAIT_S)
     return last
 
 

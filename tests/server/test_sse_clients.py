@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import httpx_sse
@@ -19,7 +20,7 @@ import pytest
 import headwater
 from headwater.server.http import binders
 from tests.server.process import served
-from tests.server.serving import WAIT_S, Server, serving
+from tests.server.serving import WAIT_S, Server
 
 Dispatch = Callable[[bytes], list[tuple[str, str]]]  # the type and data of each event
 
@@ -71,13 +72,16 @@ CLIENTS: dict[str, Dispatch] = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path: Path = tmp_path_factory.mktemp("sse") / "data"
-    with headwater.open(path) as hw:
+def server_settings() -> dict[str, Any]:
+    return {"heartbeat_s": 0.05}
+
+
+@pytest.fixture(scope="module")
+def server_path(server_path: Path) -> Path:
+    with headwater.open(server_path) as hw:
         hw.create("orders")
         hw.create("wide", partitions=3)
-    with serving(path, heartbeat_s=0.05) as running:
-        yield running
+    return server_path
 
 
 class Reader:

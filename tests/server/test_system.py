@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,9 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import headwater
 from headwater.format.settings import FORMAT
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import served
-from tests.server.serving import Server, serving
+from tests.server.process import ServerProcess, served
+from tests.server.serving import Server
 from tests.waiting import wait_for
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -26,13 +26,12 @@ ITEMS = "/topic/{name}/items"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("seen") / "data", heartbeat_s=0.2) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return {"heartbeat_s": 0.2}
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, dict[str, str]]]:
+def guarded_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, dict[str, str]]]:
     """A server with users, an access log and an application, and what says that one is the user `ann`."""
     path = tmp_path_factory.mktemp("guarded")
     token = people.add(path / "users.json", "ann", token=True)
@@ -110,8 +109,8 @@ def test_lag_is_counted_of_consumers_in_other_processes_too(server: Server) -> N
     assert Figures(server.http)("headwater_consumer_lag_events", **labels) == 6
 
 
-def test_the_docs_list_every_family(guarded: tuple[Process, dict[str, str]]) -> None:
-    running, ann = guarded
+def test_the_docs_list_every_family(guarded_process: tuple[ServerProcess, dict[str, str]]) -> None:
+    running, ann = guarded_process
     page = (DOCS / "RUNNING.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `(headwater_\w+)`", page, re.MULTILINE))
     with httpx.Client(base_url=running.url, headers=ann) as http:
@@ -142,17 +141,19 @@ def test_version_tells_what_runs(server: Server) -> None:
 
 
 def test_health_and_version_are_for_all_and_figures_for_those_who_may_read_everything(
-    guarded: tuple[Process, dict[str, str]],
+    guarded_process: tuple[ServerProcess, dict[str, str]],
 ) -> None:
-    running, ann = guarded
+    running, ann = guarded_process
     with httpx.Client(base_url=running.url) as http:
         assert [http.get(path).status_code for path in ("/health", "/version", "/openapi.json")] == [200] * 3
         assert http.get("/metrics").status_code == 401
         assert http.get("/metrics", headers=ann).status_code == 200
 
 
-def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process, dict[str, str]]) -> None:
-    running, ann = guarded
+def test_the_access_log_tells_every_request_and_no_secret(
+    guarded_process: tuple[ServerProcess, dict[str, str]],
+) -> None:
+    running, ann = guarded_process
     path = running.path.parent / "access.log"
     with httpx.Client(base_url=running.url) as http:
         http.put("/topic/orders", headers=ann).raise_for_status()
@@ -184,8 +185,10 @@ def test_the_access_log_tells_every_request_and_no_secret(guarded: tuple[Process
     assert all(line["ms"] > 0 for line in kept), kept
 
 
-def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(guarded: tuple[Process, dict[str, str]]) -> None:
-    running, _ = guarded
+def test_the_access_log_goes_on_in_a_new_file_after_a_hangup(
+    guarded_process: tuple[ServerProcess, dict[str, str]],
+) -> None:
+    running, _ = guarded_process
     path = running.path.parent / "access.log"
     with httpx.Client(base_url=running.url) as http:
         path.rename(path.with_suffix(".1"))

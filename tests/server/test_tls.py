@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=list(LOOPS))
-def run(request: pytest.FixtureRequest) -> Callable[..., str | None]:
+def run_loop(request: pytest.FixtureRequest) -> Callable[..., str | None]:
     """Connect once, in a loop of either kind; the subject that the server saw."""
     new_loop = LOOPS[request.param]
 
@@ -88,40 +88,40 @@ def serving(made: Path, *, clients: bool = False) -> ssl.SSLContext:
 Run = Callable[..., str | None]
 
 
-def test_a_client_without_a_certificate_is_served_where_none_is_asked_for(run: Run, made: Path) -> None:
+def test_a_client_without_a_certificate_is_served_where_none_is_asked_for(run_loop: Run, made: Path) -> None:
     for host in ("localhost", "127.0.0.1"):
-        assert run(serving(made), caller(made), host) is None
+        assert run_loop(serving(made), caller(made), host) is None
 
 
-def test_a_client_certificate_is_seen_only_where_it_is_verified(run: Run, made: Path) -> None:
-    assert run(serving(made, clients=True), caller(made, "client")) == "CN=shop,O=Example"
-    assert run(serving(made), caller(made, "client")) is None
+def test_a_client_certificate_is_seen_only_where_it_is_verified(run_loop: Run, made: Path) -> None:
+    assert run_loop(serving(made, clients=True), caller(made, "client")) == "CN=shop,O=Example"
+    assert run_loop(serving(made), caller(made, "client")) is None
 
 
-def test_the_subject_stands_for_a_user(run: Run, made: Path, tmp_path: Path) -> None:
+def test_the_subject_stands_for_a_user(run_loop: Run, made: Path, tmp_path: Path) -> None:
     add(tmp_path / "users.json", "shop", "append:orders.*", subjects="CN=shop,O=Example")
     access = FileAccess(tmp_path / "users.json", clock=HandClock())
-    subject = run(serving(made, clients=True), caller(made, "client"))
+    subject = run_loop(serving(made, clients=True), caller(made, "client"))
     user = access.known({}, Client(secure=True, certificate=subject))
     assert user is not None
     assert (user.name, user.may("append", "orders.eu")) == ("shop", True)
 
 
-def test_who_has_no_certificate_of_the_authority_is_turned_away(run: Run, made: Path) -> None:
+def test_who_has_no_certificate_of_the_authority_is_turned_away(run_loop: Run, made: Path) -> None:
     for client in (None, "other/client", "server"):  # the server's own is not for clients
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-            run(serving(made, clients=True), caller(made, client))
+            run_loop(serving(made, clients=True), caller(made, client))
 
 
-def test_a_client_turns_away_from_another_server(run: Run, made: Path) -> None:
+def test_a_client_turns_away_from_another_server(run_loop: Run, made: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        run(serving(made / "other"), caller(made))
+        run_loop(serving(made / "other"), caller(made))
     with pytest.raises(ssl.SSLCertVerificationError):
-        run(serving(made), caller(made), "log.example")
+        run_loop(serving(made), caller(made), "log.example")
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_old_versions_are_refused(run: Run, made: Path) -> None:
+def test_old_versions_are_refused(run_loop: Run, made: Path) -> None:
     served = serving(made)
     assert served.minimum_version is ssl.TLSVersion.TLSv1_2
     for version, works in (
@@ -133,10 +133,10 @@ def test_old_versions_are_refused(run: Run, made: Path) -> None:
         calling.set_ciphers("DEFAULT@SECLEVEL=0")  # else the client itself would refuse
         calling.minimum_version = calling.maximum_version = version
         if works:
-            assert run(served, calling) is None
+            assert run_loop(served, calling) is None
         else:
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                run(served, calling)
+                run_loop(served, calling)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def renewable(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_new_files_are_served_without_a_restart(run: Run, made: Path, renewable: Path) -> None:
+def test_new_files_are_served_without_a_restart(run_loop: Run, made: Path, renewable: Path) -> None:
     clock, other = HandClock(), made / "other"
     files = [renewable / name for name in ("server.pem", "server.key", "ca.pem")]
     certificate = tls.Certificate(*files, clock=clock)
-    assert run(certificate.context, caller(made, "client")) == "CN=shop,O=Example"
+    assert run_loop(certificate.context, caller(made, "client")) == "CN=shop,O=Example"
     assert not certificate.renew(now=True)  # nothing has changed
     shutil.copy(other / "server.pem", renewable)
     shutil.copy(other / "server.key", renewable)
@@ -230,19 +230,19 @@ def test_new_files_are_served_without_a_restart(run: Run, made: Path, renewable:
     assert certificate.renew()
     assert not certificate.renew(now=True)
     with pytest.raises(ssl.SSLCertVerificationError):
-        run(certificate.context, caller(made, "client"))
+        run_loop(certificate.context, caller(made, "client"))
     calling = caller(other)
     calling.load_cert_chain(made / "client.pem", made / "client.key")
     for host in ("localhost", "127.0.0.1"):  # the second is not named to the server
-        assert run(certificate.context, calling, host) == "CN=shop,O=Example"
+        assert run_loop(certificate.context, calling, host) == "CN=shop,O=Example"
     shutil.copy(other / "ca.pem", renewable)
     assert certificate.renew(now=True)
     with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
-        run(certificate.context, calling)
-    assert run(certificate.context, caller(other, "client")) == "CN=shop,O=Example"
+        run_loop(certificate.context, calling)
+    assert run_loop(certificate.context, caller(other, "client")) == "CN=shop,O=Example"
 
 
-def test_a_key_of_another_kind_takes_the_place_of_the_old_one(run: Run, made: Path, renewable: Path) -> None:
+def test_a_key_of_another_kind_takes_the_place_of_the_old_one(run_loop: Run, made: Path, renewable: Path) -> None:
     certificate = tls.Certificate(renewable / "server.pem", renewable / "server.key")
     shell(
         "openssl req -newkey rsa:2048 -nodes -subj '/CN=localhost' -keyout server.key -out server.csr; "
@@ -251,13 +251,13 @@ def test_a_key_of_another_kind_takes_the_place_of_the_old_one(run: Run, made: Pa
         renewable,
     )
     assert certificate.renew(now=True)
-    assert run(certificate.context, caller(made / "other")) is None
+    assert run_loop(certificate.context, caller(made / "other")) is None
     with pytest.raises(ssl.SSLCertVerificationError):
-        run(certificate.context, caller(made))
+        run_loop(certificate.context, caller(made))
 
 
 def test_half_a_new_pair_changes_nothing_and_is_tried_again(
-    run: Run, made: Path, renewable: Path, caplog: pytest.LogCaptureFixture
+    run_loop: Run, made: Path, renewable: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = HandClock()
     certificate = tls.Certificate(renewable / "server.pem", renewable / "server.key", clock=clock)
@@ -267,7 +267,7 @@ def test_half_a_new_pair_changes_nothing_and_is_tried_again(
             assert not certificate.renew(now=True)
             assert len(caplog.messages) == told
     assert caplog.messages[-1].startswith("the certificate was not reloaded: the key")
-    assert run(certificate.context, caller(made)) is None
+    assert run_loop(certificate.context, caller(made)) is None
     shutil.copy(made / "other" / "server.key", renewable / "server.key")
     assert certificate.renew(now=True)
-    assert run(certificate.context, caller(made / "other")) is None
+    assert run_loop(certificate.context, caller(made / "other")) is None

@@ -20,25 +20,11 @@ from headwater.consumers.remote_consumer import RemoteConsumer
 from headwater.errors import Closed, Conflict, Fenced, Invalid, TooLarge, Unavailable
 from headwater.limits import Limits
 from headwater.store import Store
-from tests.log.unsynced import open_unsynced
-from tests.server.process import Server as Process
-from tests.server.serving import Server, serving
+from tests.server.process import ServerProcess
+from tests.server.serving import Server
 
 PATIENCE_S = 20.0
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("served") / "data") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Store]:
-    """The same log without the server."""
-    with open_unsynced(server.path) as engine:
-        yield engine
 
 
 @pytest.fixture
@@ -67,15 +53,15 @@ def post(server: Server, body: Any) -> tuple[int, Any]:
     return told
 
 
-def test_all_of_it_is_there_with_its_references(remote: Store, log: Store, topic: str) -> None:
-    log.create(topic, partitions=3)
+def test_all_of_it_is_there_with_its_references(remote: Store, local: Store, topic: str) -> None:
+    local.create(topic, partitions=3)
     with remote.transaction() as tx:
         tx.append(topic, {"n": 1}, key="a", type="t", meta={"m": "1"}, expected_version="none")
         tx.append(topic, b"\xff", key=b"\xfe", partition=2)
         tx.append_many(f"{topic}-b", ["x", "y"], types=["a", "b"], keys=["k", None], metas=[{"m": "2"}, None])
         tx.append(f"{topic}-c", b'{ "n" : 1 }', content="json")
     found = {
-        (e.topic, e.partition, e.offset): e for name in (topic, f"{topic}-b", f"{topic}-c") for e in log.read(name)
+        (e.topic, e.partition, e.offset): e for name in (topic, f"{topic}-b", f"{topic}-c") for e in local.read(name)
     }
     assert len(found) == 5
     events = [found[ref.topic, ref.partition, ref.offset] for ref in tx.refs]
@@ -95,8 +81,8 @@ def test_all_of_it_is_there_with_its_references(remote: Store, log: Store, topic
     assert nothing.refs == []
 
 
-def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Store, log: Store, topic: str) -> None:
-    log.append(topic, b"0", key="k")
+def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Store, local: Store, topic: str) -> None:
+    local.append(topic, b"0", key="k")
 
     def conflict() -> None:
         with remote.transaction() as tx:
@@ -114,8 +100,8 @@ def test_nothing_is_there_of_what_conflicts_or_is_discarded(remote: Store, log: 
 
     with pytest.raises(ZeroDivisionError):
         break_off()
-    assert len(list(log.read(topic))) == 1
-    assert list(log.read(f"{topic}-b")) == []
+    assert len(list(local.read(topic))) == 1
+    assert list(local.read(f"{topic}-b")) == []
 
 
 def test_what_is_too_large_is_refused(server: Server, remote: Store, topic: str) -> None:
@@ -158,13 +144,13 @@ def test_a_transaction_that_makes_no_sense_is_refused(server: Server, body: Any)
     assert (status, told["kind"]) == (400, "Invalid"), told
 
 
-def test_a_partition_that_is_not_there_is_404(server: Server, log: Store, topic: str) -> None:
-    log.create(topic)
+def test_a_partition_that_is_not_there_is_404(server: Server, local: Store, topic: str) -> None:
+    local.create(topic)
     assert post(server, {"appends": [{"topic": topic, "data": 1, "partition": 7}]})[0] == 404
 
 
-def test_the_same_request_again_has_the_first_answer(server: Server, log: Store, topic: str) -> None:
-    log.create(topic, partitions=8)
+def test_the_same_request_again_has_the_first_answer(server: Server, local: Store, topic: str) -> None:
+    local.create(topic, partitions=8)
     data = base64.b64encode(b"\0").decode()
     asked = {
         "appends": [
@@ -178,12 +164,12 @@ def test_the_same_request_again_has_the_first_answer(server: Server, log: Store,
     assert first[0] == 200
     for _ in range(10):
         assert post(server, asked) == first
-    assert len(list(log.read(topic))) == 2
+    assert len(list(local.read(topic))) == 2
     assert post(server, {**asked, "producer": ["p", 0, 2]})[1]["code"] == "old_epoch"
 
 
-def test_an_ack_is_one_with_the_appends(remote: Store, log: Store, topic: str) -> None:
-    log.append_many(topic, [b"a", b"b", b"c"])
+def test_an_ack_is_one_with_the_appends(remote: Store, local: Store, topic: str) -> None:
+    local.append_many(topic, [b"a", b"b", b"c"])
     with remote.consumer("mover", topic, timeout=0) as consumer:
         for event in consumer:
             with remote.transaction() as tx:
@@ -191,13 +177,13 @@ def test_an_ack_is_one_with_the_appends(remote: Store, log: Store, topic: str) -
                 tx.ack(event)
             assert remote.consumers(topic)[0].cursor == event.offset + 1
         assert consumer.lag() == {0: 0}
-    assert [event.data for event in log.read(f"{topic}-out")] == [b"a", b"b", b"c"]
+    assert [event.data for event in local.read(f"{topic}-out")] == [b"a", b"b", b"c"]
 
 
 def test_a_repetition_is_answered_when_the_member_has_left(
-    server: Server, remote: Store, log: Store, topic: str
+    server: Server, remote: Store, local: Store, topic: str
 ) -> None:
-    log.append_many(topic, [b"a", b"b"])
+    local.append_many(topic, [b"a", b"b"])
     with remote.consumer("mover", topic, timeout=0) as consumer:
         assert isinstance(consumer, RemoteConsumer)
         event = next(consumer)
@@ -208,12 +194,12 @@ def test_a_repetition_is_answered_when_the_member_has_left(
     assert post(server, asked) == first
     status, told = post(server, {**asked, "producer": ["p", 1, 2]})
     assert (status, told["code"]) == (409, "member_gone")
-    assert len(list(log.read(f"{topic}-out"))) == 1
+    assert len(list(local.read(f"{topic}-out"))) == 1
     assert remote.consumers(topic)[0].cursor == 1
 
 
-def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Store, log: Store, topic: str) -> None:
-    log.append_many(topic, [b"a", b"b"])
+def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Store, local: Store, topic: str) -> None:
+    local.append_many(topic, [b"a", b"b"])
     with remote.consumer("mover", topic, timeout=0) as consumer:
         first, second = consumer
         consumer.ack(first)
@@ -222,9 +208,9 @@ def test_acks_that_were_not_sent_yet_come_before_the_transaction(remote: Store, 
         assert remote.consumers(topic)[0].cursor == 2
 
 
-def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Store, log: Store, topic: str) -> None:
-    log.append_many(topic, [b"a", b"b"])
-    [event, _] = log.read(topic)
+def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Store, local: Store, topic: str) -> None:
+    local.append_many(topic, [b"a", b"b"])
+    [event, _] = local.read(topic)
     with pytest.raises(Invalid) as caught:
         remote.transaction().ack(event)
     assert caught.value.code == "no_holder"
@@ -235,18 +221,18 @@ def test_acks_of_a_transaction_come_in_order_and_from_a_consumer(remote: Store, 
         tx.ack(second)
         with pytest.raises(Invalid, match="order"):
             tx.commit()
-    assert list(log.read(f"{topic}-out")) == []
+    assert list(local.read(f"{topic}-out")) == []
 
 
-def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: Store, log: Store, topic: str) -> None:
-    log.append_many(topic, [b"a", b"b"])
-    log.create(f"{topic}-out")
+def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: Store, local: Store, topic: str) -> None:
+    local.append_many(topic, [b"a", b"b"])
+    local.create(f"{topic}-out")
     with remote.consumer("mover", topic, timeout=0) as consumer:
         event = next(consumer)
         tx = remote.transaction()
         tx.append(f"{topic}-out", b"never")
         tx.ack(event)
-        log.seek("mover", topic, 1)  # from now on another fence counts, and the event is behind it
+        local.seek("mover", topic, 1)  # from now on another fence counts, and the event is behind it
         with pytest.raises(Fenced):
             tx.commit()
     tx = remote.transaction()
@@ -254,18 +240,18 @@ def test_a_partition_that_was_taken_over_fences_the_whole_transaction(remote: St
     tx.ack(event, consumer=consumer)
     with pytest.raises((Fenced, Closed)):
         tx.commit()
-    assert list(log.read(f"{topic}-out")) == []
+    assert list(local.read(f"{topic}-out")) == []
 
 
-def test_a_transaction_acks_for_its_own_user_alone(server: Server, remote: Store, log: Store, topic: str) -> None:
-    log.append(topic, b"a")
+def test_a_transaction_acks_for_its_own_user_alone(server: Server, remote: Store, local: Store, topic: str) -> None:
+    local.append(topic, b"a")
     with remote.consumer("mover", topic, timeout=0) as consumer:
         event = next(consumer)
         place = {"partition": event.partition, "offset": event.offset}
         asked = {"appends": [{"topic": topic, "data": 1}], "acks": [{"member": consumer.id, **place}]}
         status, told = post(server, asked)  # the owner's id is for all to see, and is not the member's
         assert (status, told["code"]) == (409, "member_gone")
-    assert len(list(log.read(topic))) == 1
+    assert len(list(local.read(topic))) == 1
 
 
 def test_one_that_is_in_doubt_can_be_tried_again_and_is_done_once(tmp_path: Path) -> None:
@@ -274,7 +260,7 @@ def test_one_that_is_in_doubt_can_be_tried_again_and_is_done_once(tmp_path: Path
     with headwater.open(path) as engine:
         engine.append_many("in", [b"a", b"b"])
         engine.create("out")
-    server = Process(path)
+    server = ServerProcess(path)
     try:
         with opened(server.url, timeout=0.3, retry=0.3) as hw, hw.consumer("mover", "in", lease_ms=60_000) as consumer:
             event = next(consumer)
@@ -292,7 +278,7 @@ def test_one_that_is_in_doubt_can_be_tried_again_and_is_done_once(tmp_path: Path
             os.kill(server.pid, signal.SIGCONT)
             refs = commit_until_it_is_there(tx)
             server.kill()
-            server = Process(path, port=server.port)
+            server = ServerProcess(path, port=server.port)
             again = hw.transaction(producer=caught.value.producer)
             again.append("out", event.data or b"")
             again.append("out", "moved")

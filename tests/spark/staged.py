@@ -14,9 +14,9 @@ from headwater.bucket.directory_store import DirectoryStore
 from headwater.bucket.object_store import ObjectStore
 from headwater.disk.disk import Clock, Disk
 from headwater.spark.writing import sink
-from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import PublishedBatch
 from headwater.spark.writing.sink import SinkSettings
+from headwater.spark.writing.spreading import Layout
 from headwater.spark.writing.staging import FOLDER, StagedWrite, StagingArea
 from tests.wrapped import WrappedStore
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.archive.tables import archived, files, logged, manifests
 from tests.cli.conftest import Run, run
 from tests.server.process import served
 from tests.servers import Seaweed
+from tests.waiting import wait_for
 
 __all__ = ["run"]  # a fixture
 
@@ -122,10 +122,7 @@ def test_killed_in_the_midst_it_goes_on(spark: SparkSession, opened: headwater.S
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=environment)
     try:
-        until = time.monotonic() + 60
-        while not _begun(target) and process.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.01)  # for another process, which tells by what it writes
+        wait_for(lambda: _begun(target) or process.poll() is not None, 60)
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # Python, Java and the workers
         output, _ = process.communicate()

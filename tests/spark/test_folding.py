@@ -52,7 +52,7 @@ def limits() -> Limits:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, pieces, shards and caches of which a test fills many."""
     monkeypatch.setattr(sharding, "SHARD_EVENTS_MIN", 20)
     monkeypatch.setattr(shard_fold, "CHUNK_EVENTS", 90)

@@ -55,7 +55,7 @@ SHOP = """
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop_on_spark.py").write_text(dedent(SHOP))
     with headwater.open(tmp_path / "data") as hw:
@@ -76,35 +76,35 @@ def headwater_(*words: str, code: int = 0) -> Result:
     return result
 
 
-def test_pipelines_run_by_name_and_tell_what_they_did(spark: SparkSession, shop: Path) -> None:
+def test_pipelines_run_by_name_and_tell_what_they_did(spark: SparkSession, shop_directory: Path) -> None:
     result = headwater_("pipeline", "run", "shop_on_spark.py", "--only", "total", "--only", "copy")
     assert "total: 30 events → 1 row in parquet:total" in result.stdout
     assert "copy: 30 events → 30 rows in topic:copy" in result.stdout
-    assert spark.read.parquet(str(shop / "total")).first()[0] == sum(range(30))  # type: ignore[index]
-    assert not (shop / "lake").exists()
+    assert spark.read.parquet(str(shop_directory / "total")).first()[0] == sum(range(30))  # type: ignore[index]
+    assert not (shop_directory / "lake").exists()
     result = headwater_("pipeline", "run", "shop_on_spark.py", "data", "--only", "copy")
     assert "copy: nothing new" in result.stdout
     assert "idle" in headwater_("pipeline", "status").stdout
 
 
-def test_one_that_fails_is_told_with_its_name_and_why(spark: SparkSession, shop: Path) -> None:
+def test_one_that_fails_is_told_with_its_name_and_why(spark: SparkSession, shop_directory: Path) -> None:
     assert spark.version
     result = headwater_("pipeline", "run", "shop_on_spark.py", "--only", "bad", code=1)
     assert "pipeline 'bad' failed: RuntimeError: no tea (shop_on_spark.py, line 27)" in result.stderr
     assert "Traceback" not in result.stderr
     assert "\tat " not in result.stderr
-    assert "no tea" in headwater_("pipeline", "status", str(shop / "data"), code=1).stdout
+    assert "no tea" in headwater_("pipeline", "status", str(shop_directory / "data"), code=1).stdout
 
 
 def test_a_file_may_hold_the_token_for_a_server(
-    spark: SparkSession, shop: Path, users: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, shop_directory: Path, users_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert spark.version
-    (shop / "token").write_text(os.environ["HEADWATER_TOKEN"])
-    with headwater.open(shop / "data") as hw:
+    (shop_directory / "token").write_text(os.environ["HEADWATER_TOKEN"])
+    with headwater.open(shop_directory / "data") as hw:
         hw.sync("orders")
     monkeypatch.delenv("HEADWATER_TOKEN")  # of this process: workers have it from when the session began
-    with served(shop / "data", "--auth", str(users)) as server:
+    with served(shop_directory / "data", "--auth", str(users_file)) as server:
         words = ["pipeline", "run", "shop_on_spark.py", server.url, "--only", "total", "--checkpoints", "state"]
         assert "credentials required" in headwater_(*words, code=1).stderr
         assert "total: 30 events" in headwater_(*words, "--token-file", "token").stdout
@@ -144,24 +144,24 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.timeout(600)
 @pytest.mark.torture  # it starts Spark three times
 def test_streams_that_are_killed_go_on_with_nothing_lost_and_nothing_twice(
-    spark: SparkSession, shop: Path, processes: list[subprocess.Popen[bytes]]
+    spark: SparkSession, shop_directory: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    append(shop, 30, EVENTS)
-    killed = started(shop)
+    append(shop_directory, 30, EVENTS)
+    killed = started(shop_directory)
     processes.append(killed)
-    wait_until(shop, killed, lambda events: events >= 400)
+    wait_until(shop_directory, killed, lambda events: events >= 400)
     os.killpg(killed.pid, signal.SIGKILL)  # with the Spark that it has started
     killed.wait()
-    assert {each.state for each in runs.statuses(shop / "data/pipelines")} == {"interrupted"}
-    stopped = started(shop)
+    assert {each.state for each in runs.statuses(shop_directory / "data/pipelines")} == {"interrupted"}
+    stopped = started(shop_directory)
     processes.append(stopped)
-    wait_until(shop, stopped, lambda events: events == EVENTS)
-    append(shop, EVENTS, EVENTS + 100)
-    wait_until(shop, stopped, lambda events: events == EVENTS + 100)
+    wait_until(shop_directory, stopped, lambda events: events == EVENTS)
+    append(shop_directory, EVENTS, EVENTS + 100)
+    wait_until(shop_directory, stopped, lambda events: events == EVENTS + 100)
     stopped.send_signal(signal.SIGINT)
-    assert stopped.wait(PATIENCE_S) == 0, (shop / "output").read_text()
-    assert {each.state for each in runs.statuses(shop / "data/pipelines")} == {"idle"}
-    _check(spark, shop, EVENTS + 100)
+    assert stopped.wait(PATIENCE_S) == 0, (shop_directory / "output").read_text()
+    assert {each.state for each in runs.statuses(shop_directory / "data/pipelines")} == {"idle"}
+    _check(spark, shop_directory, EVENTS + 100)
 
 
 def _check(spark: SparkSession, shop: Path, count: int) -> None:

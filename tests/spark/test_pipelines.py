@@ -90,11 +90,11 @@ def status_of(data: Path) -> Status:
 
 
 @pytest.fixture(params=["s3", "server"])
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users: Path) -> Iterator[str]:
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users_file: Path) -> Iterator[str]:
     if request.param == "s3":
         yield request.getfixturevalue("s3_url")
         return
-    with served(tmp_path / "served", "--auth", str(users)) as server:
+    with served(tmp_path / "served", "--auth", str(users_file)) as server:
         yield server.url
 
 

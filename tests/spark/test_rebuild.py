@@ -42,7 +42,7 @@ def limits() -> Limits:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few events are worth a task, too."""
     monkeypatch.setattr(sharding, "SHARD_EVENTS_MIN", 50)
 

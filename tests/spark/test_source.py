@@ -29,7 +29,7 @@ COLUMNS = ["topic", "partition", "offset", "time", "id", "type", "key", "data", 
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two topics and an empty one; some events have no key, some have meta, some have no type."""
     path = tmp_path_factory.mktemp("source") / "data"
     with headwater.open(path) as hw:
@@ -87,72 +87,72 @@ def expected(hw: Any, topic: str, **filters: Any) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_topic_is_a_table(spark: SparkSession, data: str) -> None:
-    frame = load(spark, data)
+def test_a_topic_is_a_table(spark: SparkSession, address: str) -> None:
+    frame = load(spark, address)
     assert frame.columns == COLUMNS
     assert frame.schema.simpleString().replace("struct<", "").rstrip(">").replace(",", ", ").replace(":", " ") == SCHEMA
-    with headwater.open(data) as hw:
+    with headwater.open(address) as hw:
         assert rows(frame) == expected(hw, "orders")
 
 
-def test_several_topics_and_patterns(spark: SparkSession, data: str) -> None:
-    assert {row[0] for row in rows(load(spark, data, topic="orders, orders.new"))} == {"orders", "orders.new"}
-    with headwater.open(data) as hw:
+def test_several_topics_and_patterns(spark: SparkSession, address: str) -> None:
+    assert {row[0] for row in rows(load(spark, address, topic="orders, orders.new"))} == {"orders", "orders.new"}
+    with headwater.open(address) as hw:
         both = sorted(expected(hw, "orders") + expected(hw, "orders.new"))
-    assert rows(load(spark, data, topic="ord*")) == both
-    assert rows(load(spark, data, topic="orders?new,empty")) == [row for row in both if row[0] == "orders.new"]
+    assert rows(load(spark, address, topic="ord*")) == both
+    assert rows(load(spark, address, topic="orders?new,empty")) == [row for row in both if row[0] == "orders.new"]
 
 
-def test_what_is_empty_is_an_empty_table(spark: SparkSession, data: str) -> None:
-    assert load(spark, data, topic="empty").count() == 0
-    assert load(spark, data, topic="nobody*").count() == 0
-    assert load(spark, data, type="nothing").count() == 0
-    assert load(spark, data, start="latest").groupBy("type").count().collect() == []
+def test_what_is_empty_is_an_empty_table(spark: SparkSession, address: str) -> None:
+    assert load(spark, address, topic="empty").count() == 0
+    assert load(spark, address, topic="nobody*").count() == 0
+    assert load(spark, address, type="nothing").count() == 0
+    assert load(spark, address, start="latest").groupBy("type").count().collect() == []
 
 
-def test_a_topic_that_is_not_there_is_an_error(spark: SparkSession, data: str, tmp_path: Path) -> None:
+def test_a_topic_that_is_not_there_is_an_error(spark: SparkSession, address: str, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="topic 'nowhere'"):
-        load(spark, data, topic="nowhere").collect()
+        load(spark, address, topic="nowhere").collect()
     with pytest.raises(PySparkException, match="unknown option 'topik' — did you mean topic"):
-        load(spark, data, topik="nowhere").collect()
+        load(spark, address, topik="nowhere").collect()
     with pytest.raises(PySparkException, match="NotFound"):
         load(spark, str(tmp_path / "none")).collect()
     assert not (tmp_path / "none").exists()
 
 
-def test_start_and_end_by_offset_and_time(spark: SparkSession, data: str) -> None:
-    with headwater.open(data) as hw:
+def test_start_and_end_by_offset_and_time(spark: SparkSession, address: str) -> None:
+    with headwater.open(address) as hw:
         events = sorted(hw.read("orders"), key=lambda event: event.ticks)
         middle, late = events[30].time, events[50].time
-        found = rows(load(spark, data, start=middle.isoformat(), end=late.replace(tzinfo=None).isoformat()))
+        found = rows(load(spark, address, start=middle.isoformat(), end=late.replace(tzinfo=None).isoformat()))
         assert found == expected(hw, "orders", start=middle, end=late)
         assert found
-    offsets = {(row[1], row[2]) for row in rows(load(spark, data, start='{"0": 7}', end='{"0": 9, "1": 2}'))}
+    offsets = {(row[1], row[2]) for row in rows(load(spark, address, start='{"0": 7}', end='{"0": 9, "1": 2}'))}
     assert offsets == {(0, 7), (0, 8), (1, 0), (1, 1)}
-    assert len(rows(load(spark, data, topic="orders.new", start="0", end="1"))) == 1
-    assert rows(load(spark, data, topic="orders.new", start="1")) == []
+    assert len(rows(load(spark, address, topic="orders.new", start="0", end="1"))) == 1
+    assert rows(load(spark, address, topic="orders.new", start="1")) == []
 
 
-def test_an_offset_belongs_to_a_partition(spark: SparkSession, data: str) -> None:
+def test_an_offset_belongs_to_a_partition(spark: SparkSession, address: str) -> None:
     with pytest.raises(PySparkException, match="2 partitions, but start 5 is a single offset"):
-        load(spark, data, start="5").collect()
+        load(spark, address, start="5").collect()
     with pytest.raises(PySparkException, match="partition 9, but topic 'orders' has 2"):
-        load(spark, data, end='{"9": 1}').collect()
+        load(spark, address, end='{"9": 1}').collect()
 
 
-def test_type_key_and_match_are_those_of_read(spark: SparkSession, data: str) -> None:
-    with headwater.open(data) as hw:
-        assert rows(load(spark, data, type="pa.*")) == expected(hw, "orders", type="pa.*")
-        assert rows(load(spark, data, key="k-3-4")) == expected(hw, "orders", key="k-3-4")
+def test_type_key_and_match_are_those_of_read(spark: SparkSession, address: str) -> None:
+    with headwater.open(address) as hw:
+        assert rows(load(spark, address, type="pa.*")) == expected(hw, "orders", type="pa.*")
+        assert rows(load(spark, address, key="k-3-4")) == expected(hw, "orders", key="k-3-4")
         match = {"n": {"$gte": 3}, "i": 5}
-        assert rows(load(spark, data, match=json.dumps(match))) == expected(hw, "orders", match=match)
+        assert rows(load(spark, address, match=json.dumps(match))) == expected(hw, "orders", match=match)
         assert len(expected(hw, "orders", match=match)) == 2
 
 
-def test_times_are_the_same_in_any_time_zone(spark: SparkSession, data: str) -> None:
-    with headwater.open(data) as hw:
+def test_times_are_the_same_in_any_time_zone(spark: SparkSession, address: str) -> None:
+    with headwater.open(address) as hw:
         first = min(hw.read("orders"), key=lambda event: event.ticks)
-    frame = load(spark, data, "time timestamp, ticks bigint")
+    frame = load(spark, address, "time timestamp, ticks bigint")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         told = frame.selectExpr("min(ticks) as ticks", "cast(min(time) as string) as text").first()
@@ -163,41 +163,41 @@ def test_times_are_the_same_in_any_time_zone(spark: SparkSession, data: str) -> 
     assert datetime.fromisoformat(f"{told.text}+09:00") == first.time
 
 
-def test_a_schema_takes_only_the_columns_that_it_names(spark: SparkSession, data: str) -> None:
+def test_a_schema_takes_only_the_columns_that_it_names(spark: SparkSession, address: str) -> None:
     schema = "ticks bigint, offset bigint, content string, data_bytes bigint, partition int"
-    frame = load(spark, data, schema)
-    with headwater.open(data) as hw:
+    frame = load(spark, address, schema)
+    with headwater.open(address) as hw:
         wanted = [(e.ticks, e.offset, e.content, e.size, e.partition) for e in hw.read("orders")]
     assert rows(frame) == sorted(wanted)
     assert frame.columns == ["ticks", "offset", "content", "data_bytes", "partition"]
 
 
-def test_bytes_may_be_read_as_text_and_what_is_none_is_null(spark: SparkSession, data: str) -> None:
-    found = load(spark, data, "key string, data string, type string").where("type = 'raw'").distinct().collect()
+def test_bytes_may_be_read_as_text_and_what_is_none_is_null(spark: SparkSession, address: str) -> None:
+    found = load(spark, address, "key string, data string, type string").where("type = 'raw'").distinct().collect()
     assert [tuple(row) for row in found] == [(None, None, "raw")]
     with pytest.raises(Corrupt, match="data of some events is not string"):
-        read_here(data, StructType().add("data", "string"), mode="failfast")
+        read_here(address, StructType().add("data", "string"), mode="failfast")
 
 
-def test_a_column_cannot_be_what_it_is_not(spark: SparkSession, data: str) -> None:
+def test_a_column_cannot_be_what_it_is_not(spark: SparkSession, address: str) -> None:
     with pytest.raises(PySparkException, match="column key cannot be"):
-        load(spark, data, "key array<int>").collect()
+        load(spark, address, "key array<int>").collect()
     with pytest.raises(Invalid, match="key is null in some events"):
-        read_here(data, StructType().add("key", "binary", nullable=False))
+        read_here(address, StructType().add("key", "binary", nullable=False))
     with pytest.raises(Invalid, match="the schema has no columns"):
-        read_here(data, StructType())
+        read_here(address, StructType())
 
 
-def test_fields_of_the_data_are_columns(spark: SparkSession, data: str) -> None:
-    found = load(spark, data, "offset bigint, n int, i int, type string", topic="orders.new").collect()
+def test_fields_of_the_data_are_columns(spark: SparkSession, address: str) -> None:
+    found = load(spark, address, "offset bigint, n int, i int, type string", topic="orders.new").collect()
     assert [tuple(row) for row in found] == [(0, 100, None, "placed")]
 
 
-def test_poison_has_no_fields(spark: SparkSession, data: str) -> None:
-    found = load(spark, data, "n int, type string").where("type = 'raw'").distinct().collect()
+def test_poison_has_no_fields(spark: SparkSession, address: str) -> None:
+    found = load(spark, address, "n int, type string").where("type = 'raw'").distinct().collect()
     assert [tuple(row) for row in found] == [(None, "raw")]
     with pytest.raises(Invalid, match=r"topic 'orders', partition \d, offset \d+: its data is bytes"):
-        read_here(data, StructType().add("n", "integer"), mode="failfast")
+        read_here(address, StructType().add("n", "integer"), mode="failfast")
 
 
 def test_what_is_visible_is_read_though_nobody_has_synced_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -208,19 +208,19 @@ def test_what_is_visible_is_read_though_nobody_has_synced_it(spark: SparkSession
         assert load(spark, str(tmp_path)).count() == 2
 
 
-def test_a_huge_event_has_its_data_and_fields_and_can_be_written(spark: SparkSession, place: str) -> None:
+def test_a_huge_event_has_its_data_and_fields_and_can_be_written(spark: SparkSession, elsewhere: str) -> None:
     note = "x" * 3_000_000
-    with open_place(place, mode="create") as hw:
+    with open_place(elsewhere, mode="create") as hw:
         hw.append("orders", {"n": 1, "note": note}, key="a", type="large", meta={"by": "us"})
         hw.append("orders", {"n": 2, "note": ""}, key="b")
         before = [(event.key, event.type, event.value, event.meta) for event in hw.read("orders")]
-        found = load(spark, place, "n int, note string, data_bytes bigint").orderBy("n").collect()
+        found = load(spark, elsewhere, "n int, note string, data_bytes bigint").orderBy("n").collect()
         assert [(row.n, row.note) for row in found] == [(1, note), (2, "")]
         assert found[0].data_bytes > len(note)
-        assert rows(load(spark, place)) == expected(hw, "orders")
-        assert load(spark, place).where("length(data) > 1000000").count() == 1
-        frame = load(spark, place, "key binary, type string, data binary, meta string").orderBy("type")
-        frame.write.format("headwater").options(topic="copy", content="json").mode("append").save(place)
+        assert rows(load(spark, elsewhere)) == expected(hw, "orders")
+        assert load(spark, elsewhere).where("length(data) > 1000000").count() == 1
+        frame = load(spark, elsewhere, "key binary, type string, data binary, meta string").orderBy("type")
+        frame.write.format("headwater").options(topic="copy", content="json").mode("append").save(elsewhere)
         copied = [(event.key, event.type, event.value, event.meta) for event in hw.read("copy")]
     assert sorted(copied, key=repr) == sorted(before, key=repr)
 
@@ -297,12 +297,12 @@ def test_splits_are_read_by_tasks_of_their_own(spark: SparkSession, tmp_path: Pa
     assert [row[0] for row in rows(frame)] == list(range(40))
 
 
-def test_small_partitions_share_a_task(spark: SparkSession, data: str) -> None:
-    assert load(spark, data, topic="*").rdd.getNumPartitions() == 1
+def test_small_partitions_share_a_task(spark: SparkSession, address: str) -> None:
+    assert load(spark, address, topic="*").rdd.getNumPartitions() == 1
 
 
-def test_sql_makes_a_table_of_it(spark: SparkSession, data: str) -> None:
-    spark.sql(f"CREATE TEMPORARY VIEW from_sql USING headwater OPTIONS (path '{data}', topic 'orders')")
+def test_sql_makes_a_table_of_it(spark: SparkSession, address: str) -> None:
+    spark.sql(f"CREATE TEMPORARY VIEW from_sql USING headwater OPTIONS (path '{address}', topic 'orders')")
     try:
         assert spark.sql("SELECT count(*) FROM from_sql").first()[0] == 100  # type: ignore[index]  # there is one row
     finally:
@@ -310,37 +310,37 @@ def test_sql_makes_a_table_of_it(spark: SparkSession, data: str) -> None:
 
 
 @pytest.fixture(params=["objects", "s3", "server"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, users: Path) -> Iterator[str]:
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users_file: Path) -> Iterator[str]:
     """The address of another place, which has nothing yet. The server asks who it is."""
     if request.param == "objects":
         yield f"objects://{tmp_path / 'objects'}"
     elif request.param == "s3":
         yield request.getfixturevalue("s3_url")
     else:
-        with served(tmp_path / "data", "--auth", str(users)) as server:
+        with served(tmp_path / "data", "--auth", str(users_file)) as server:
             with headwater.open(server.url) as stranger, pytest.raises(Denied):
                 stranger.topics()
             yield server.url
 
 
-def test_a_bucket_and_a_server_are_read_as_well(spark: SparkSession, place: str) -> None:
-    with open_place(place, mode="create") as hw:
+def test_a_bucket_and_a_server_are_read_as_well(spark: SparkSession, elsewhere: str) -> None:
+    with open_place(elsewhere, mode="create") as hw:
         hw.create("orders", partitions=2)
         fill(hw, "orders", 1)
         fill(hw, "orders", 2)
-        assert rows(load(spark, place)) == expected(hw, "orders")
+        assert rows(load(spark, elsewhere)) == expected(hw, "orders")
         middle = sorted(hw.read("orders"), key=lambda event: event.ticks)[20].time
-        assert rows(load(spark, place, type="raw", start=middle.isoformat())) == expected(
+        assert rows(load(spark, elsewhere, type="raw", start=middle.isoformat())) == expected(
             hw, "orders", type="raw", start=middle
         )
 
 
-def test_a_task_imports_no_more_than_it_needs(data: str) -> None:
+def test_a_task_imports_no_more_than_it_needs(address: str) -> None:
     """Each worker of Spark imports what it needs anew: what is not needed would cost more than a small read."""
     program = (
         "import sys, pyspark_headwater\n"
         "from pyspark.sql.types import LongType, StringType, StructType\n"
-        f"source = pyspark_headwater.DefaultSource({{'path': {data!r}, 'topic': 'orders', 'type': 'p.*'}})\n"
+        f"source = pyspark_headwater.DefaultSource({{'path': {address!r}, 'topic': 'orders', 'type': 'p.*'}})\n"
         "reader = source.reader(StructType().add('offset', LongType()).add('type', StringType()))\n"
         "print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))\n"
         "unneeded = 'pandas', 'headwater.spark.writing.sink', 'headwater.spark.reading.fields', 'headwater.remote'\n"

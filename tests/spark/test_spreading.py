@@ -18,8 +18,7 @@ from headwater.format import batch
 from headwater.format.batch import DATA
 from headwater.format.names import partition_of
 from headwater.spark.writing import jsons, sink, spreading
-from headwater.spark.writing.layout import Layout
-from headwater.spark.writing.spreading import TopicTarget
+from headwater.spark.writing.spreading import Layout, TopicTarget
 from headwater.spark.writing.staging import StagedWrite
 from tests.spark.staged import files, stage
 

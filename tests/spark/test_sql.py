@@ -47,7 +47,7 @@ def fill(hw: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("sql") / "data"
     with headwater.open(place) as hw:
         fill(hw)
@@ -62,7 +62,7 @@ def rows(spark: SparkSession, data: str, query: str, **options: Any) -> list[tup
     return [tuple(row) for row in headwater.spark.sql(spark, data, query, **options).collect()]
 
 
-def test_topics_and_binders_are_tables(spark: SparkSession, data: str) -> None:
+def test_topics_and_binders_are_tables(spark: SparkSession, address: str) -> None:
     query = """
         WITH paid AS (SELECT n, key, by.name FROM Orders WHERE type = 'paid')
         SELECT p.n * 2 AS twice, name, b.total, (SELECT count(*) FROM empty)
@@ -70,33 +70,33 @@ def test_topics_and_binders_are_tables(spark: SparkSession, data: str) -> None:
         WHERE EXISTS (SELECT 1 FROM `my-shop.paid`) AND p.n IN (SELECT n FROM orders)
         ORDER BY twice
     """
-    assert rows(spark, data, query) == [(2.0, "x", 10.0, 0), (7.0, None, 2.5, 0)]
+    assert rows(spark, address, query) == [(2.0, "x", 10.0, 0), (7.0, None, 2.5, 0)]
     assert spark.catalog.listTables() == []
 
 
-def test_a_binder_with_the_name_of_a_topic_can_be_named(spark: SparkSession, data: str) -> None:
-    assert rows(spark, data, "SELECT _id, x, (SELECT count(*) FROM empty) FROM `binder:empty`") == [("e", 1, 0)]
+def test_a_binder_with_the_name_of_a_topic_can_be_named(spark: SparkSession, address: str) -> None:
+    assert rows(spark, address, "SELECT _id, x, (SELECT count(*) FROM empty) FROM `binder:empty`") == [("e", 1, 0)]
 
 
-def test_all_columns_are_those_of_the_log_and_of_the_data(spark: SparkSession, data: str) -> None:
-    frame = headwater.spark.sql(spark, data, "SELECT * FROM orders")
+def test_all_columns_are_those_of_the_log_and_of_the_data(spark: SparkSession, address: str) -> None:
+    frame = headwater.spark.sql(spark, address, "SELECT * FROM orders")
     assert frame.columns == [
         *["topic", "partition", "offset", "time", "id", "type", "key", "data", "meta"],
         *["n", "data.type", "by", "at", "note", "tags"],
     ]
     assert dict(frame.dtypes)["by"] == "struct<name:string,age:bigint>"
-    assert headwater.spark.sql(spark, data, "TABLE baskets").columns == ["_id", "total", "items"]
-    assert rows(spark, data, "SELECT sum(data_bytes), max(content) FROM empty") == [(None, None)]
+    assert headwater.spark.sql(spark, address, "TABLE baskets").columns == ["_id", "total", "items"]
+    assert rows(spark, address, "SELECT sum(data_bytes), max(content) FROM empty") == [(None, None)]
 
 
-def test_a_poison_event_has_no_fields_and_a_field_with_several_types_is_text(spark: SparkSession, data: str) -> None:
-    assert rows(spark, data, "SELECT n, note FROM orders WHERE type = 'odd'") == [(None, None)]
-    assert rows(spark, data, "SELECT n FROM `my-shop.paid`") == [("1",), ("later it was text",)]
+def test_a_poison_event_has_no_fields_and_a_field_with_several_types_is_text(spark: SparkSession, address: str) -> None:
+    assert rows(spark, address, "SELECT n, note FROM orders WHERE type = 'odd'") == [(None, None)]
+    assert rows(spark, address, "SELECT n FROM `my-shop.paid`") == [("1",), ("later it was text",)]
 
 
-def test_only_the_columns_that_a_query_names_are_read(spark: SparkSession, data: str) -> None:
+def test_only_the_columns_that_a_query_names_are_read(spark: SparkSession, address: str) -> None:
     def read(query: str, **options: Any) -> str:
-        frame: Any = headwater.spark.sql(spark, data, query, **options)
+        frame: Any = headwater.spark.sql(spark, address, query, **options)
         return str(frame._jdf.queryExecution().analyzed().toString())
 
     plan = read("SELECT type, count(*), sum(n * 2) FROM orders GROUP BY type")
@@ -115,19 +115,19 @@ def test_only_the_columns_that_a_query_names_are_read(spark: SparkSession, data:
     strict: dict[str, Any] = {"schemas": {"orders": "n double, note int"}, "mode": "failfast"}
     assert "note#" not in read("SELECT n FROM orders", **strict)
     aliased = "SELECT a FROM `my-shop.paid` AS o(a, b, c, d, e, f, g, h, i, j) LIMIT 1"
-    assert rows(spark, data, aliased) == [("my-shop.paid",)]
+    assert rows(spark, address, aliased) == [("my-shop.paid",)]
 
 
-def test_a_schema_can_be_given(spark: SparkSession, data: str) -> None:
+def test_a_schema_can_be_given(spark: SparkSession, address: str) -> None:
     schemas = {"orders": "n decimal(10, 2), at timestamp, `by.age` int"}
-    found = rows(spark, data, "SELECT n, hour(at), `by.age` FROM orders WHERE n < 3 ORDER BY n", schemas=schemas)
+    found = rows(spark, address, "SELECT n, hour(at), `by.age` FROM orders WHERE n < 3 ORDER BY n", schemas=schemas)
     assert [(float(n), hour, age) for n, hour, age in found] == [(1.0, 8, None), (2.0, None, 3)]
 
 
-def test_views_of_the_session_can_be_used_and_stay(spark: SparkSession, data: str) -> None:
+def test_views_of_the_session_can_be_used_and_stay(spark: SparkSession, address: str) -> None:
     spark.createDataFrame([(1, "one")], "n int, word string").createOrReplaceTempView("words")
     try:
-        assert rows(spark, data, "SELECT word FROM orders JOIN words USING (n)") == [("one",)]
+        assert rows(spark, address, "SELECT word FROM orders JOIN words USING (n)") == [("one",)]
         assert [table.name for table in spark.catalog.listTables()] == ["words"]
     finally:
         spark.catalog.dropTempView("words")
@@ -157,14 +157,14 @@ def test_views_of_the_session_can_be_used_and_stay(spark: SparkSession, data: st
 )
 def test_what_cannot_be_asked_is_told_without_java(
     spark: SparkSession,
-    data: str,
+    address: str,
     query: str,
     error: type[HeadwaterError],
     message: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(error) as caught:
-        headwater.spark.sql(spark, data, query)
+        headwater.spark.sql(spark, address, query)
     told = f"{caught.value.message} ({caught.value.hint})"
     assert message in told
     assert "at org.apache" not in told
@@ -172,21 +172,21 @@ def test_what_cannot_be_asked_is_told_without_java(
     assert capfd.readouterr().err == ""
 
 
-def test_schemas_that_are_not_used_or_cannot_be_read_are_refused(spark: SparkSession, data: str) -> None:
+def test_schemas_that_are_not_used_or_cannot_be_read_are_refused(spark: SparkSession, address: str) -> None:
     with pytest.raises(Invalid, match="'basket', which the query does not use"):
-        headwater.spark.sql(spark, data, "SELECT * FROM orders", schemas={"basket": "n int"})
+        headwater.spark.sql(spark, address, "SELECT * FROM orders", schemas={"basket": "n int"})
     with pytest.raises(Invalid, match="invalid schema of 'orders'"):
-        headwater.spark.sql(spark, data, "SELECT * FROM orders", schemas={"orders": "n whole"})
+        headwater.spark.sql(spark, address, "SELECT * FROM orders", schemas={"orders": "n whole"})
 
 
 @pytest.fixture(params=["objects", "s3", "server"])
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users: Path) -> Iterator[str]:
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, users_file: Path) -> Iterator[str]:
     if request.param != "server":
         yield f"objects://{tmp_path / 'objects'}" if request.param == "objects" else request.getfixturevalue("s3_url")
         return
     with headwater.open(tmp_path / "data") as hw, Filling(hw, "baskets") as binder:
         binder.put(BASKETS)
-    with served(tmp_path / "data", "--auth", str(users)) as server:
+    with served(tmp_path / "data", "--auth", str(users_file)) as server:
         yield server.url
 
 
@@ -212,8 +212,8 @@ QUERY = "SELECT type, n, `data.type`, by, tags FROM orders ORDER BY n NULLS LAST
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_prints_a_table(run: Run, data: str) -> None:
-    printed = run("sql", data, QUERY, "--format", "table").out
+def test_the_command_prints_a_table(run: Run, address: str) -> None:
+    printed = run("sql", address, QUERY, "--format", "table").out
     assert [line.rstrip() for line in printed.splitlines()] == TABLE.splitlines()
 
 
@@ -229,16 +229,16 @@ def elsewhere_on_earth(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> 
     spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_the_command_prints_json_lines_in_utc(run: Run, data: str, elsewhere_on_earth: str) -> None:
-    with headwater.open(data) as hw:
+def test_the_command_prints_json_lines_in_utc(run: Run, address: str, elsewhere_on_earth: str) -> None:
+    with headwater.open(address) as hw:
         first = next(iter(hw.read("orders", key="k1")))
     query = "SELECT time, at, key, x'ff' AS raw, by FROM orders WHERE n = 1"
     schema = "orders: n double, at timestamp, by map<string, string>"
-    (found,) = run("sql", data, query, "--schema", schema).objects
-    assert run("sql", data, query, "--schema", schema, "--config", elsewhere_on_earth).objects == [found]
+    (found,) = run("sql", address, query, "--schema", schema).objects
+    assert run("sql", address, query, "--schema", schema, "--config", elsewhere_on_earth).objects == [found]
     (hour,) = run(
         "sql",
-        data,
+        address,
         "SELECT hour(at) AS hour FROM orders WHERE n = 1",
         "--schema",
         schema,
@@ -256,42 +256,42 @@ def test_the_command_prints_json_lines_in_utc(run: Run, data: str, elsewhere_on_
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_writes_files(run: Run, data: str, tmp_path: Path) -> None:
+def test_the_command_writes_files(run: Run, address: str, tmp_path: Path) -> None:
     query = "SELECT n, note FROM orders WHERE n IS NOT NULL ORDER BY n"
-    run("sql", data, query, "--output", tmp_path / "notes.csv")
+    run("sql", address, query, "--output", tmp_path / "notes.csv")
     assert (tmp_path / "notes.csv").read_text() == 'n,note\n1.0,"a, b"\n2.0,\n3.5,"say ""hi""\n"\n'
-    run("sql", data, query, "--output", tmp_path / "notes.parquet", "--limit", "2")
+    run("sql", address, query, "--output", tmp_path / "notes.parquet", "--limit", "2")
     table = pyarrow.parquet.read_table(tmp_path / "notes.parquet")
     assert table.to_pydict() == {"n": [1.0, 2.0], "note": ["a, b", None]}
-    failed = run("sql", data, "SELECT n, n FROM orders", "--output", tmp_path / "twice.json", code=1)
+    failed = run("sql", address, "SELECT n, n FROM orders", "--output", tmp_path / "twice.json", code=1)
     assert "duplicate column 'n'" in failed.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.csv", "notes.parquet"]
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_limits_a_table(run: Run, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_limits_a_table(run: Run, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.cli.sql.TABLE_ROWS", 2)
-    assert len(run("sql", data, "SELECT n FROM orders", "--format", "table").lines) == 4
-    assert len(run("sql", data, "SELECT n FROM orders").lines) == 4
-    assert len(run("sql", data, "SELECT n FROM orders", "--limit", "3").lines) == 3
+    assert len(run("sql", address, "SELECT n FROM orders", "--format", "table").lines) == 4
+    assert len(run("sql", address, "SELECT n FROM orders").lines) == 4
+    assert len(run("sql", address, "SELECT n FROM orders", "--limit", "3").lines) == 3
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_tells_what_fails_in_a_task(run: Run, data: str) -> None:
-    failed = run("sql", data, "SELECT 1 / (n - 1) FROM orders", code=1)
+def test_the_command_tells_what_fails_in_a_task(run: Run, address: str) -> None:
+    failed = run("sql", address, "SELECT 1 / (n - 1) FROM orders", code=1)
     assert "Division by zero" in failed.err
     assert "at org.apache" not in failed.err
 
 
-def test_the_command_is_told_what_it_can_use(run: Run, data: str) -> None:
-    assert "is not a known format" in run("sql", data, "SELECT 1", "--output", "x.txt", code=1).err
-    assert "is not 'TABLE: FIELDS'" in run("sql", data, "SELECT 1", "--schema", "orders", code=2).err
-    assert "mutually exclusive" in run("sql", data, "SELECT 1", "--json", "--format", "csv", code=2).err
+def test_the_command_is_told_what_it_can_use(run: Run, address: str) -> None:
+    assert "is not a known format" in run("sql", address, "SELECT 1", "--output", "x.txt", code=1).err
+    assert "is not 'TABLE: FIELDS'" in run("sql", address, "SELECT 1", "--schema", "orders", code=2).err
+    assert "mutually exclusive" in run("sql", address, "SELECT 1", "--json", "--format", "csv", code=2).err
 
 
 @pytest.mark.usefixtures("java_classes")
-def test_a_process_of_its_own(data: str) -> None:
-    words = [*PROGRAM, "sql", data, "-", "--format", "csv"]
+def test_a_process_of_its_own(address: str) -> None:
+    words = [*PROGRAM, "sql", address, "-", "--format", "csv"]
     query = "SELECT type, count(*) AS count FROM orders GROUP BY type ORDER BY type"
     done = subprocess.run(words, input=query, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout) == (0, "type,count\nodd,1\npaid,2\nsent,1\n"), done.stderr

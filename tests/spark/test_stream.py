@@ -464,11 +464,11 @@ def test_a_stream_that_runs_sees_what_comes_and_what_is_new(spark: SparkSession,
     assert taken.rows == [("shop.a", 0, 1), ("shop.b", 0, 0)]
 
 
-def test_a_server_is_a_stream_as_well(spark: SparkSession, tmp_path: Path, users: Path) -> None:
+def test_a_server_is_a_stream_as_well(spark: SparkSession, tmp_path: Path, users_file: Path) -> None:
     taken = Taken()
     with headwater.open(tmp_path / "data") as hw:
         hw.append_many("orders", [b"1"] * 5)
-    with served(tmp_path / "data", "--auth", str(users)) as server:
+    with served(tmp_path / "data", "--auth", str(users_file)) as server:
         query = start(spark, server.url, taken, tmp_path / "c", maxEventsPerTrigger="3")
         query.trigger(availableNow=True).start().awaitTermination()
     assert [len(batch) for batch in taken.batches] == [3, 2]

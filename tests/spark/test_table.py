@@ -27,7 +27,7 @@ def archive(data: Path, target: Path, **options: Any) -> None:
 
 
 @pytest.fixture
-def hw(tmp_path: Path) -> Iterator[headwater.Store]:
+def filled_store(tmp_path: Path) -> Iterator[headwater.Store]:
     with headwater.open(tmp_path / "data", durability="os") as opened:
         opened.create("t", partitions=3, segment_bytes=4096)
         append(opened, 200)
@@ -78,28 +78,32 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_huge_event_is_the_same_in_the_log_and_in_the_archive(
-    spark: SparkSession, hw: headwater.Store, tmp_path: Path
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
 ) -> None:
-    hw.append("t", b"a" * 2_000_000, type="huge")
+    filled_store.append("t", b"a" * 2_000_000, type="huge")
     archive(tmp_path / "data", tmp_path / "out", seal=True)
-    hw.append("t", b"b" * 2_000_000, type="huge")
+    filled_store.append("t", b"b" * 2_000_000, type="huge")
     frame = headwater.spark.table(spark, str(tmp_path / "data"), "t", archive=str(tmp_path / "out"))
-    assert rows(frame.where("type = 'huge'")) == events(hw, type="huge")
+    assert rows(frame.where("type = 'huge'")) == events(filled_store, type="huge")
 
 
-def test_archive_and_live_log_are_one(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    append(hw, 30)
-    table = headwater.spark.table(spark, str(hw.path), "t")  # the log knows where
-    assert rows(table) == events(hw)
-    assert table.dtypes == spark.read.format("headwater").option("topic", "t").load(str(hw.path)).dtypes
-    assert rows(headwater.spark.table(spark, str(hw.path), "t", str(tmp_path / "out"))) == events(hw)
+def test_archive_and_live_log_are_one(spark: SparkSession, filled_store: headwater.Store, tmp_path: Path) -> None:
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    append(filled_store, 30)
+    table = headwater.spark.table(spark, str(filled_store.path), "t")  # the log knows where
+    assert rows(table) == events(filled_store)
+    assert table.dtypes == spark.read.format("headwater").option("topic", "t").load(str(filled_store.path)).dtypes
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t", str(tmp_path / "out"))) == events(
+        filled_store
+    )
 
 
-def test_what_is_archived_is_read_by_spark_itself(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    append(hw, 30)
-    table = headwater.spark.table(spark, str(hw.path), "t")
+def test_what_is_archived_is_read_by_spark_itself(
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
+) -> None:
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    append(filled_store, 30)
+    table = headwater.spark.table(spark, str(filled_store.path), "t")
     plan = _plan(table.where("type = 'paid'").select("offset"))
     assert "FileScan parquet [offset" in plan
     assert "PushedFilters: [IsNotNull(type), EqualTo(type,paid)]" in plan
@@ -118,10 +122,12 @@ def _plan(frame: DataFrame) -> str:
     return text
 
 
-def test_filters_find_the_same_as_in_the_log(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    append(hw, 60)
-    table = headwater.spark.table(spark, str(hw.path), "t")
+def test_filters_find_the_same_as_in_the_log(
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
+) -> None:
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    append(filled_store, 60)
+    table = headwater.spark.table(spark, str(filled_store.path), "t")
     cases: list[tuple[Column, Callable[[tuple[Any, ...]], bool]]] = [
         (f.col("type") == "paid", lambda row: row[5] == "paid"),
         (f.col("key").eqNullSafe(f.lit(b"k3")), lambda row: row[6] == b"k3"),
@@ -131,22 +137,26 @@ def test_filters_find_the_same_as_in_the_log(spark: SparkSession, hw: headwater.
         (f.col("partition") == 1, lambda row: row[1] == 1),
     ]
     for where, wanted in cases:
-        assert rows(table.where(where)) == [row for row in events(hw) if wanted(row)]
-    middle = events(hw)[100][3]
-    assert rows(table.where(f.col("time") >= f.lit(middle))) == [row for row in events(hw) if row[3] >= middle]
+        assert rows(table.where(where)) == [row for row in events(filled_store) if wanted(row)]
+    middle = events(filled_store)[100][3]
+    assert rows(table.where(f.col("time") >= f.lit(middle))) == [
+        row for row in events(filled_store) if row[3] >= middle
+    ]
 
 
-def test_a_topic_without_an_archive_is_the_log(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
-    hw.append("other", b"x")
-    archive(hw.path, tmp_path / "out", seal=True, topics="other")
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
-    archive(hw.path, tmp_path / "out")  # some partitions have nothing finished, maybe
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
+def test_a_topic_without_an_archive_is_the_log(
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
+) -> None:
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == events(filled_store)
+    filled_store.append("other", b"x")
+    archive(filled_store.path, tmp_path / "out", seal=True, topics="other")
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == events(filled_store)
+    archive(filled_store.path, tmp_path / "out")  # some partitions have nothing finished, maybe
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == events(filled_store)
     with pytest.raises(NotFound):
-        headwater.spark.table(spark, str(hw.path), "nowhere")
+        headwater.spark.table(spark, str(filled_store.path), "nowhere")
     with pytest.raises(NotFound):
-        headwater.spark.table(spark, str(hw.path), "t", str(tmp_path / "nothing"))
+        headwater.spark.table(spark, str(filled_store.path), "t", str(tmp_path / "nothing"))
 
 
 def test_a_partition_without_an_archive(spark: SparkSession, tmp_path: Path) -> None:
@@ -161,69 +171,75 @@ def test_a_partition_without_an_archive(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_all_of_it_is_archived_and_the_live_part_is_empty(
-    spark: SparkSession, hw: headwater.Store, tmp_path: Path
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
 ) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == events(filled_store)
 
 
-def test_what_retention_has_deleted_is_in_the_table(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    append(hw, 40)
-    archive(hw.path, tmp_path / "out", seal=True)
-    expected = events(hw)
-    assert hw.retain("t", retention_segments=1)
-    hw.retain("t", retention_segments=0)
-    append(hw, 10)
-    assert all(partition.local for partition in hw.describe("t").partitions)
-    found = rows(headwater.spark.table(spark, str(hw.path), "t"))
-    assert found == events(hw)
+def test_what_retention_has_deleted_is_in_the_table(
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
+) -> None:
+    append(filled_store, 40)
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    expected = events(filled_store)
+    assert filled_store.retain("t", retention_segments=1)
+    filled_store.retain("t", retention_segments=0)
+    append(filled_store, 10)
+    assert all(partition.local for partition in filled_store.describe("t").partitions)
+    found = rows(headwater.spark.table(spark, str(filled_store.path), "t"))
+    assert found == events(filled_store)
     assert len(found) == len(expected) + 10
 
 
 def test_it_is_exact_while_others_append_archive_and_delete(
-    spark: SparkSession, hw: headwater.Store, tmp_path: Path
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
 ) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    append(hw, 50)
-    table = headwater.spark.table(spark, str(hw.path), "t")
-    expected = events(hw)
-    archive(hw.path, tmp_path / "out", seal=True)  # what the table reads from the log is now archived, too
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    append(filled_store, 50)
+    table = headwater.spark.table(spark, str(filled_store.path), "t")
+    expected = events(filled_store)
+    archive(filled_store.path, tmp_path / "out", seal=True)  # what the table reads from the log is now archived, too
     assert rows(table) == expected
-    hw.retain("t", retention_segments=1)  # and deleted in the log: the table from before reads on in the archive
-    hw.retain("t", retention_segments=0)
+    filled_store.retain(
+        "t", retention_segments=1
+    )  # and deleted in the log: the table from before reads on in the archive
+    filled_store.retain("t", retention_segments=0)
     assert rows(table) == expected
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == expected
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == expected
 
 
 def test_archived_and_deleted_between_two_looks(
-    spark: SparkSession, hw: headwater.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    append(hw, 50)
-    expected = events(hw)
-    describe = type(hw).describe
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    append(filled_store, 50)
+    expected = events(filled_store)
+    describe = type(filled_store).describe
     done: list[bool] = []
 
     def between(self: Any, topic: str) -> Any:
         if not done:
             done.append(True)
-            archive(hw.path, tmp_path / "out", seal=True)
-            hw.retain("t", retention_segments=1)
-            hw.retain("t", retention_segments=0)
+            archive(filled_store.path, tmp_path / "out", seal=True)
+            filled_store.retain("t", retention_segments=1)
+            filled_store.retain("t", retention_segments=0)
         return describe(self, topic)
 
-    monkeypatch.setattr(type(hw), "describe", between)
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == expected
+    monkeypatch.setattr(type(filled_store), "describe", between)
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == expected
 
 
-def test_an_archive_of_another_topic_is_refused(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    hw.delete("t")
-    hw.append("t", b"new")
+def test_an_archive_of_another_topic_is_refused(
+    spark: SparkSession, filled_store: headwater.Store, tmp_path: Path
+) -> None:
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    filled_store.delete("t")
+    filled_store.append("t", b"new")
     with pytest.raises(Conflict) as raised:
-        headwater.spark.table(spark, str(hw.path), "t", str(tmp_path / "out"))
+        headwater.spark.table(spark, str(filled_store.path), "t", str(tmp_path / "out"))
     assert raised.value.code == "archive_diverged"
-    assert rows(headwater.spark.table(spark, str(hw.path), "t")) == events(hw)
+    assert rows(headwater.spark.table(spark, str(filled_store.path), "t")) == events(filled_store)
 
 
 def test_odd_places_and_names(spark: SparkSession, tmp_path: Path) -> None:
@@ -237,13 +253,13 @@ def test_odd_places_and_names(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(bytes(row.data) for row in found) == [b"archived", b"live"]
 
 
-def test_over_a_server(spark: SparkSession, hw: headwater.Store, tmp_path: Path) -> None:
-    archive(hw.path, tmp_path / "out", seal=True)
-    append(hw, 20)
-    expected = events(hw)
-    hw.sync("t")  # of a server, only what is durable is read
-    hw.close()
-    with served(hw.path) as server:
+def test_over_a_server(spark: SparkSession, filled_store: headwater.Store, tmp_path: Path) -> None:
+    archive(filled_store.path, tmp_path / "out", seal=True)
+    append(filled_store, 20)
+    expected = events(filled_store)
+    filled_store.sync("t")  # of a server, only what is durable is read
+    filled_store.close()
+    with served(filled_store.path) as server:
         table = headwater.spark.table(spark, server.url, "t", str(tmp_path / "out"))
         assert rows(table) == expected
         assert rows(headwater.spark.table(spark, server.url, "t")) == expected

@@ -22,7 +22,7 @@ from headwater.event import Content, Event
 from headwater.format import protocol
 from headwater.limits import FRAME_BYTES_MAX
 from headwater.server.tcp import recev
-from headwater.server.tcp.answers import emitted, failure, response, told
+from headwater.server.tcp.frames import emitted, failure, response, told
 
 TICKS = 139_271_094_615_000_000  # 2024-02-13T09:31:01.500000Z
 NODE = 0x1234567890ABCDE

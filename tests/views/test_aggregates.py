@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ import headwater
 from headwater import Aggregate, App, Conflict, Event, Invalid, Repository, Store
 from headwater.opening import open_directory
 from headwater.views.aggregate import SNAPSHOT_EVENT
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 
 class Account(Aggregate):
@@ -44,14 +43,8 @@ class Account(Aggregate):
         self.notes.append(event.value)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
-
-
 @pytest.fixture(params=["directory", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "directory":
         return str(tmp_path / "data")
     url: str = request.getfixturevalue("server").url
@@ -156,16 +149,16 @@ def test_a_recorded_event_looks_like_the_one_that_is_read_later(hw: Store, data:
 # Loading and saving
 
 
-def test_a_key_without_events_is_a_new_aggregate(place: str) -> None:
-    with headwater.open(place) as hw:
+def test_a_key_without_events_is_a_new_aggregate(address: str) -> None:
+    with headwater.open(address) as hw:
         account = Repository(hw, "nothing here", Account).load("a-1")
         assert (account.balance, account.version, account.changes) == (0, None, ())
         assert "nothing here" not in hw.topics()
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_what_is_saved_is_loaded_with_its_version(place: str, partitions: int) -> None:
-    with headwater.open(place) as hw:
+def test_what_is_saved_is_loaded_with_its_version(address: str, partitions: int) -> None:
+    with headwater.open(address) as hw:
         topic = f"saved {partitions}"
         hw.create(topic, partitions=partitions)
         accounts = Repository(hw, topic, Account)
@@ -185,8 +178,8 @@ def test_what_is_saved_is_loaded_with_its_version(place: str, partitions: int) -
         assert accounts.load("a-7").balance == 7
 
 
-def test_who_saves_later_has_a_conflict_and_an_unchanged_aggregate(place: str) -> None:
-    with headwater.open(place) as hw:
+def test_who_saves_later_has_a_conflict_and_an_unchanged_aggregate(address: str) -> None:
+    with headwater.open(address) as hw:
         accounts = Repository(hw, "conflicts", Account)
         first, second = accounts.load("a-1"), accounts.load("a-1")
         for account in (first, second):
@@ -202,8 +195,8 @@ def test_who_saves_later_has_a_conflict_and_an_unchanged_aggregate(place: str) -
         assert accounts.load("a-1").balance == 20
 
 
-def test_several_kinds_of_data_are_saved_all_or_nothing(place: str) -> None:
-    with headwater.open(place) as hw:
+def test_several_kinds_of_data_are_saved_all_or_nothing(address: str) -> None:
+    with headwater.open(address) as hw:
         accounts = Repository(hw, "mixed", Account)
         stale = accounts.load("a-1")
         account = accounts.load("a-1")

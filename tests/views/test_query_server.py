@@ -97,7 +97,7 @@ def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         encoded(endless())
 
 
-class Server:
+class QueryPeer:
     """The other end of an application's socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -141,7 +141,7 @@ def test_queries_are_answered_side_by_side_and_the_end_of_the_server_is_heard(
     with ours, theirs, open_directory(tmp_path / "data") as hw:
         child = QueryServer(theirs, gone.set)
         child.ready(app, hw)
-        server = Server(ours)
+        server = QueryPeer(ours)
         assert server.receive() == Ready(["broken", "held", "twice"])
         server.send(1, "held")
         server.send(2, "twice", n=4)

@@ -22,8 +22,7 @@ from headwater.bucket.catalog import BucketCatalog
 from headwater.bucket.chain import ObjectCache
 from headwater.bucket.check import check_bucket
 from headwater.bucket.object_log import ObjectLog
-from headwater.bucket.object_store import ObjectStore
-from headwater.bucket.probe import probe
+from headwater.bucket.object_store import ObjectStore, probe
 from headwater.bucket.upkeep import BucketKeeper
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import (

@@ -15,8 +15,7 @@ import msgspec
 from headwater.bucket.garbage import all_older, delete_all, time_of
 from headwater.bucket.meta import Knowledge
 from headwater.bucket.object_place import TOPICS, ObjectPlace, topic_key
-from headwater.bucket.object_store import ObjectStore
-from headwater.bucket.probe import PREFIX
+from headwater.bucket.object_store import PREFIX, ObjectStore
 from headwater.bucket.records import Records, RecordVersion
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, HeadwaterError, Invalid, NotFound, Unsupported

@@ -99,7 +99,7 @@ class DirectoryStore:
         self.put_pieces(key, [data])
 
     def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
-        """The same for one of any size; returns its bytes."""
+        """Put an object of any size, whatever was there; returns the number of its bytes."""
         path = self._path(key)
         with self._written(key, pieces) as (temporary, fd), self._failures(key), self._locked(key):
             self._rename(temporary, path)
@@ -171,7 +171,7 @@ class DirectoryStore:
         return StoredObject(data, self._version(fd, data))
 
     def _bytes(self, fd: int, start: int, length: int) -> memoryview:
-        """What the system gives at once is about 2 GiB at most; so a large object takes several calls."""
+        """Return bytes of a file. The system returns at most 2 GiB at once, so a large object takes several calls."""
         if start < 0 or length <= 0:
             return memoryview(b"")
         data = self._disk.pread(fd, length, start)

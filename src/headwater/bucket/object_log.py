@@ -129,7 +129,7 @@ class ObjectLog:
         return self.chain.advance().end
 
     def seen(self) -> int:
-        """The same, for callers that poll: it is looked for ever more rarely while nothing comes."""
+        """Return the end as `end` does, for callers that poll: looks ever more rarely while nothing comes."""
         self.used = open_files.turn
         return self.chain.seen()
 

@@ -3,7 +3,7 @@
 Keys are relative to the location that the store was opened at, with "/" between their parts; every store accepts the
 same keys, so that what works in a directory works in a bucket. Every method is safe from any thread and any machine.
 Failures that may pass are retried with growing, random pauses, up to a time limit; then Unavailable is raised.
-`DirectoryStore` and `S3Store` are the two stores.
+`DirectoryStore` and `S3Store` are the two stores. `probe` refuses a store that ignores conditional writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from headwater.errors import Invalid, TooLarge
+from headwater.disk.disk import Clock
+from headwater.errors import Invalid, TooLarge, Unsupported
 
 KEY_BYTES_MAX = 1024  # of S3
 PART_BYTES_MAX = 255  # of a file's name
@@ -122,3 +123,50 @@ def _check(key: str, parts: list[str]) -> None:
             hint=f"the limit is {KEY_BYTES_MAX} bytes, and {PART_BYTES_MAX} for each part",
             limit=KEY_BYTES_MAX,
         )
+
+
+PREFIX = "probe-"
+
+_passed: set[str] = set()  # the addresses of stores that were found good by this process
+
+
+def probe(store: ObjectStore, clock: Clock) -> None:
+    """Try each condition at a key of its own, which is deleted after; raises Unsupported if one is ignored.
+
+    Six requests, one after the other; none if this process has done so before. An answer that was lost on the way looks
+    like a condition that was kept, so a good store is never refused, and a bad one passes only if just that is lost.
+    Raises Unavailable, as any request does, if the store fails for too long; then nothing more is asked of it.
+    """
+    if store.url in _passed:
+        return
+    name = PREFIX + clock.random_bytes(16).hex()
+    missing = PREFIX + clock.random_bytes(16).hex()
+    try:
+        _probe(store, name, missing)
+    except Unsupported:
+        store.delete([name, missing])
+        raise
+    store.delete([name, missing])
+    _passed.add(store.url)
+
+
+def _probe(store: ObjectStore, name: str, missing: str) -> None:
+    first = store.create(name, b"first")
+    if store.create(name, b"second") is not None:
+        raise _ignored(store, "created an object that already existed (If-None-Match: *)")
+    if first is None:  # the answer was lost
+        found = store.get(name)
+        first = "" if found is None else found.version
+    store.swap(name, b"third", first)
+    if store.swap(name, b"fourth", first) is not None:
+        raise _ignored(store, "replaced an object that had changed meanwhile (If-Match)")
+    if store.swap(missing, b"fifth", first) is not None:
+        raise _ignored(store, "replaced an object that does not exist (If-Match)")
+
+
+def _ignored(store: ObjectStore, what: str) -> Unsupported:
+    return Unsupported(
+        f"{store.url} {what}: with several writers, events would be lost",
+        hint="use a store that enforces conditional writes, such as AWS S3, Cloudflare R2, MinIO or SeaweedFS",
+        code="no_conditional_writes",
+    )

@@ -120,7 +120,10 @@ class S3Store:
         self._call(checked_key(key), lambda: obstore.put(self._client, key, data, use_multipart=False))
 
     def put_pieces(self, key: str, pieces: Iterable[bytes]) -> int:
-        """The same for one of any size; returns its bytes. A large one is sent in parts, some at once."""
+        """Put an object of any size, whatever was there; returns the number of its bytes.
+
+        A large object is sent in parts, several at a time.
+        """
         taken = _KeyTakenError(pieces)
         first: builtins.list[bytes] = []
         for piece in taken:

@@ -13,7 +13,7 @@ from headwater.bucket.meta import Meta, ObjectSegment, Point, read_head
 from headwater.bucket.object_place import ObjectPlace
 from headwater.format.batch import corrupt
 from headwater.info import DeletedSegment
-from headwater.log.retention_rules import TICKS_PER_MS, Rules, surplus
+from headwater.log.topic_rules import TICKS_PER_MS, Rules, surplus
 
 
 class _Piece(msgspec.Struct, frozen=True):

@@ -26,8 +26,7 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.format.settings import Retention, TopicRecord
 from headwater.info import DeletedSegment, MaintenanceResult
 from headwater.log.packing import Pause
-from headwater.log.retention_rules import Rules, Slowest, bound_of
-from headwater.log.topic_rules import with_retention
+from headwater.log.topic_rules import Rules, Slowest, bound_of, with_retention
 
 log = logging.getLogger("headwater")
 

@@ -229,7 +229,7 @@ class References:
 
 
 def encode(value: bytes, content: Content | None) -> tuple[Content, bytes]:
-    """What the data is, and its bytes; raises Invalid when it is not what it is said to be."""
+    """Return the content and the bytes of the data; raises Invalid if the data is not what `content` says."""
     import msgspec
 
     try:

@@ -230,7 +230,7 @@ def match_option(function: F) -> F:
 
 
 def at_least_options(function: F) -> F:
-    """What a view must have passed before it is read; `passed_options` gathers it."""
+    """Add the options that say which events a view must have passed; `passed_options` reads them."""
     place = "Wait until the projection has passed this offset, or TOPIC:PARTITION:OFFSET."
     wait = "With --at-least: the longest wait.  [default: 10]"
     function = click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help=wait)(function)
@@ -238,7 +238,7 @@ def at_least_options(function: F) -> F:
 
 
 def passed_options(at_least: Any, timeout: float | None) -> dict[str, Any]:
-    """What `at_least_options` have read, as binders take it."""
+    """Return the values of `at_least_options` as binders take them."""
     if timeout is None:
         return {"at_least": at_least}
     if at_least is None:
@@ -280,7 +280,7 @@ def retention_options(prefix: str) -> Callable[[F], F]:
 
 
 def retention_of(given: dict[str, Any]) -> Retention:
-    """What the options of `retention_options` ask for; those that were not given are left out."""
+    """Return the values of `retention_options`, without those that were not given."""
     age: timedelta | None = given["keep_age"]
     asked = {
         "retention_bytes": given["keep_bytes"],

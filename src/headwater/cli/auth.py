@@ -38,7 +38,7 @@ def name_argument(function: Any) -> Any:
 
 
 def account_options(function: Any) -> Any:
-    """What a user has; `_given` gathers it."""
+    """Add the options that describe a user; `_given` reads them."""
     scope = "Permissions of the user: read, append, admin on topics; * matches any text. May be repeated."
     subject = "Subject of a client certificate that identifies the user. May be repeated."
     options = (
@@ -185,7 +185,7 @@ def list_(file: Path, as_json: bool) -> None:
 
 
 def _given(ctx: click.Context, given: dict[str, Any]) -> dict[str, Any]:
-    """What the options say, checked; what was not given is left out."""
+    """Return the checked values of `account_options`, without those that were not given."""
     from headwater.server.scopes import Scope
 
     password = _asked_password(ctx, given["password"], given["password_stdin"])

@@ -15,7 +15,6 @@ from headwater.cli.opening import open_log
 from headwater.cli.show import ProgressLine, Summary
 
 if TYPE_CHECKING:
-    from headwater.event import Content
     from headwater.format.puro_blocks import PuroFile
 
 
@@ -52,15 +51,8 @@ def import_(
     topics: tuple[str, ...],
     file: str,
     format: str | None,
-    only: str | None,
-    content: Content | None,
-    partition: int | None,
-    skip: int,
-    keep_times: bool,
-    data_column: str | None,
-    key_column: str | None,
-    type_column: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Append the events of a FILE, or of stdin with -, to a TOPIC.
 
@@ -97,16 +89,9 @@ def import_(
             topic,
             source,
             format=format,
-            only=only,
-            content=content,
-            partition=partition,
-            skip=skip,
-            keep_times=keep_times,
-            data_column=data_column,
-            key_column=key_column,
-            type_column=type_column,
             progress=advance,
             report=found.append,
+            **options,
         )
     where = "in the topics that they name" if topic is None else f"in topic {show.printable(topic)}"
     summary.print(events, done if file == "-" else source.stat().st_size, where, puro=found[0] if found else None)

@@ -64,7 +64,7 @@ def tell_workers(data: str) -> None:
 
 
 def complete(data: str, ask: Callable[[Store], list[str]]) -> list[str]:
-    """What a log has for a shell to complete; nothing if it cannot be had, or not soon."""
+    """Return names in a log for a shell to complete; none if the log cannot be read quickly."""
     from headwater import open  # whatever has to be imported is not what a server is waited for
 
     found: list[str] = []

@@ -114,7 +114,7 @@ def _found(hw: Store, name: str, asked: dict[str, Any], as_json: bool) -> Iterat
 
 
 def _asked(hw: Store, name: str, given: Sequence[tuple[str, str]]) -> Any:
-    """What a server's application answers."""
+    """Return the answer of a server's application."""
     try:
         return hw.query(name, **_arguments(given))
     except NotFound as error:
@@ -124,7 +124,7 @@ def _asked(hw: Store, name: str, given: Sequence[tuple[str, str]]) -> Any:
 
 
 def _rows(found: Any) -> Iterator[Any]:
-    """What is printed, line by line: the members of a list, or the one thing that was returned."""
+    """Return what to print, line by line: the members of a list, or the one value."""
     return iter(found) if isinstance(found, list | tuple | Iterator) else iter((found,))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +11,9 @@ from headwater.cli import show
 from headwater.cli.app import command
 from headwater.cli.arguments import SizeType
 from headwater.cli.opening import directory_of
+
+if TYPE_CHECKING:
+    from headwater.server.settings import ServerSettings
 
 
 @command(
@@ -66,12 +70,7 @@ def serve(
     tls_client_ca: str | None,
     access_log: str | None,
     insecure: bool,
-    app: str | None,
-    cors: tuple[str, ...],
-    bus: str,
-    segments: int | None,
-    segment_bytes: int | None,
-    heartbeat: float,
+    **settings: Any,
 ) -> None:
     """Serve a log directory over HTTP and TCP. Other programs may have it open at the same time.
 
@@ -86,18 +85,10 @@ def serve(
     from headwater.server.logins import FileAccess
     from headwater.server.serve import ListenAddress
     from headwater.server.serve import serve as run
-    from headwater.server.settings import Bus, ServerSettings
     from headwater.server.tls import Certificate
 
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
     logging.getLogger("headwater").propagate = False  # its handler is the program's own
-    kept = {"segments": segments, "segment_bytes": segment_bytes}
-    settings = ServerSettings(
-        bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}),
-        origins=cors,
-        app=app,
-        heartbeat_s=heartbeat,
-    )
     if auth is not None and access is not None:
         raise click.UsageError("--auth and --access are mutually exclusive")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
@@ -106,11 +97,30 @@ def serve(
     run(
         directory_of(data),
         address,
-        settings,
+        _settings(**settings),
         tcp=None if tcp == "none" else ListenAddress.parse(tcp),
         access=FileAccess(auth) if auth is not None else None if access is None else chosen(access),
         certificate=Certificate(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None,
         access_log=None if access_log is None else AccessLog(None if access_log == "-" else Path(access_log)),
         insecure=insecure,
         ready=lambda urls: show.done(f"serving {data} at {urls.replace(' ', ' and ')}"),
+    )
+
+
+def _settings(
+    app: str | None,
+    cors: tuple[str, ...],
+    bus: str,
+    segments: int | None,
+    segment_bytes: int | None,
+    heartbeat: float,
+) -> ServerSettings:
+    from headwater.server.settings import Bus, ServerSettings
+
+    kept = {"segments": segments, "segment_bytes": segment_bytes}
+    return ServerSettings(
+        bus=Bus(topic=bus, **{name: value for name, value in kept.items() if value is not None}),
+        origins=cors,
+        app=app,
+        heartbeat_s=heartbeat,
     )

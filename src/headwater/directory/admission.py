@@ -10,6 +10,8 @@ from collections.abc import Callable
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.producer_memory import ProducerMemory
 from headwater.errors import Conflict, HeadwaterError
+from headwater.format.batch import KEY
+from headwater.format.column import Column
 from headwater.format.given import NO_VERSION
 from headwater.format.producers import ProducerAnswer
 from headwater.format.tail import TailSlot
@@ -36,14 +38,26 @@ class Admission:
         The others were answered already, or are refused: their `error` says why.
         """
         admitted: list[Rows] = []
+        producers: set[str] = set()  # of those admitted
+        keys: GroupKeys | None = None
         for number, rows in enumerate(group):
-            if admitted and rows.guarded and any(rows.depends_on(other) for other in admitted):
-                return admitted, group[number:]
-            try:
-                if not rows.guarded or not self.answered(rows, slot):
-                    admitted.append(rows)
-            except HeadwaterError as error:
-                rows.error = error
+            if rows.guarded:
+                producer = rows.producer
+                if producer is not None and producer.id in producers:
+                    return admitted, group[number:]
+                if admitted and rows.expected is not None:
+                    keys = keys or GroupKeys(admitted)
+                    if keys.has(rows.key):
+                        return admitted, group[number:]
+                try:
+                    if self.answered(rows, slot):
+                        continue
+                except HeadwaterError as error:
+                    rows.error = error
+                    continue
+                if producer is not None:
+                    producers.add(producer.id)
+            admitted.append(rows)
         return admitted, []
 
     def answered(self, rows: Rows, slot: TailSlot) -> bool:
@@ -109,6 +123,29 @@ class Admission:
             version=actual,
             expected="none" if rows.expected == NO_VERSION else rows.expected,
         )
+
+
+class GroupKeys:
+    """The keys of a list of rows that grows, read as they are needed: few groups have rows that expect a version."""
+
+    __slots__ = ("_columns", "_group", "_keys", "_read")
+
+    def __init__(self, group: list[Rows]) -> None:
+        self._group = group
+        self._read = 0  # so many of the group are in the two below
+        self._keys: set[bytes | None] = set()
+        self._columns: list[Column] = []
+
+    def has(self, key: bytes | None) -> bool:
+        """Return whether one of the rows has an event with this key."""
+        for rows in self._group[self._read :]:
+            column = None if rows.columns is None else rows.columns.get(KEY)
+            if column is None:
+                self._keys.add(rows.key)
+            else:
+                self._columns.append(column)
+        self._read = len(self._group)
+        return key in self._keys or any(column.equals(key or b"").any() for column in self._columns)
 
 
 def _answer(rows: Rows, answer: ProducerAnswer) -> None:

@@ -40,6 +40,7 @@ class BatchLookup:
     def __init__(self, reader: LogReader, archived: ArchivedSegments | None) -> None:
         self._reader = reader
         self._archived = archived
+        self._hashed: tuple[bytes, int] = b"", key_hash(b"")  # the last key, which is looked up in each segment
 
     def find(self, base: int, slot: TailSlot, types: TypeTest | None, key: bytes | None) -> BatchPositions | None:
         """Return where the batches of a segment are that may hold a wanted type and the key; None if unknown."""
@@ -47,7 +48,7 @@ class BatchLookup:
         archived = self._archived if types is not None and reader.archived_part(base) is not None else None
         if archived is not None and not archived.may_hold(base, types, None):
             return NOWHERE
-        found = self._find_key(base, slot, key_hash(key)) if key is not None else None
+        found = self._find_key(base, slot, self._hash(key)) if key is not None else None
         if types is None or (found is not None and not found.positions):
             return found
         segment = reader.segment(base, slot) if found is None else found.segment
@@ -60,6 +61,12 @@ class BatchLookup:
             return found
         typed: list[int] = index.positions[wanted].tolist()
         return BatchPositions(segment, typed if found is None else sorted(set(typed).intersection(found.positions)))
+
+    def _hash(self, key: bytes) -> int:
+        hashed = self._hashed
+        if hashed[0] != key:
+            hashed = self._hashed = key, key_hash(key)
+        return hashed[1]
 
     def _find_key(self, base: int, slot: TailSlot, hash: int) -> BatchPositions | None:
         found = self._find_indexed(base, slot, hash) if base != slot.segment else None

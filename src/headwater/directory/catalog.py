@@ -24,8 +24,7 @@ from headwater.errors import Corrupt, HeadwaterError, Invalid, NotFound, Unavail
 from headwater.format import names, settings
 from headwater.format.settings import LogSettings, Retention, TopicRecord, TopicSettings
 from headwater.limits import Limits
-from headwater.log.retention_rules import Rules
-from headwater.log.topic_rules import check_topic, checked_name, limits_of, not_found, same, with_retention
+from headwater.log.topic_rules import Rules, check_topic, checked_name, limits_of, not_found, same, with_retention
 
 E = TypeVar("E", bound=HeadwaterError)
 

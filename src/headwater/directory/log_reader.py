@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from headwater.directory import recovery
-from headwater.directory.batch_lookup import BatchLookup, BatchPositions, last_of
+from headwater.directory.batch_lookup import NOWHERE, BatchLookup, BatchPositions, last_of
 from headwater.directory.holes import beginning, missing
 from headwater.directory.keys import KeyIndexes
 from headwater.directory.log_cursor import SegmentCursor
@@ -270,7 +270,7 @@ class LogReader:
         Raises Corrupt if it is missing though retention did not delete it.
         """
         try:
-            return self._segments.get(base, slot, here=base == slot.segment or self.is_here(base))
+            return self._segments.get(base, slot)
         except Corrupt:
             self._check_identity()
             raise
@@ -426,14 +426,21 @@ class LogReader:
             if not bases or stop <= bases[0]:  # all that is there was read, and more is wanted
                 raise self.gone(start)
             try:
-                self.check_joined(self.base_of(stop - 1, slot), slot, stop)
-                base = self.base_of(stop - 1, slot)
+                after = bisect_right(bases, stop - 1)
+                base, end = bases[after - 1], bases[after] if after < len(bases) else slot.visible_offset
+                if base != slot.segment and self._joined.get(base) != end:
+                    self.check_joined(base, slot, stop)
+                    base = self.base_of(stop - 1, slot)  # the check may have listed the segments again
                 found = self.lookup.find(base, slot, types, key) if types is not None or key is not None else None
+                if found is NOWHERE and not tell:
+                    stop = base
+                    continue
                 lost = self.losses.of(base, slot) if found is not None and tell else []
                 for batch in self._segment_backwards(base, slot, stop, found):
                     if found is None and tell and batch.flags & LOST:
                         lost = [(batch.base_offset, batch.end_offset)]
-                    warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
+                    if lost:
+                        warn(self._place, within(lost, max(start, batch.base_offset), stop)[::-1])
                     if batch.end_offset <= start:
                         return
                     stop = min(stop, batch.base_offset)
@@ -441,7 +448,8 @@ class LogReader:
                         yield batch
             except StaleSegment:  # the reader paused for long: continue in the file that is there now
                 continue
-            warn(self._place, within(lost, max(start, base), stop)[::-1])
+            if lost:
+                warn(self._place, within(lost, max(start, base), stop)[::-1])
             stop = base
 
     def _segment_backwards(self, base: int, slot: TailSlot, stop: int, found: BatchPositions | None) -> Iterator[Batch]:

@@ -147,7 +147,7 @@ class LogWriter:
         if len(group) == 1:
             rows = group[0]
             rows.offset, rows.ticks = offset, ticks
-            # By far the most frequent, without the calls of `alone` and `encode`.
+            # By far the most frequent, without the call of `encode`.
             if rows.columns is None and rows.spooled is None and rows.producer is None:
                 args = rows.content, rows.data, rows.type, rows.key, rows.meta
                 return encode_one(offset, ticks, *args), offset + 1, ticks

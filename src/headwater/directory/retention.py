@@ -38,8 +38,7 @@ from headwater.format.settings import Retention, TopicRecord, TopicSettings
 from headwater.format.tail import OPEN, TailSlot
 from headwater.info import DeletedSegment
 from headwater.log.log import deleted
-from headwater.log.retention_rules import TICKS_PER_MS, Rules, Slowest, bound_of, no_consumers, surplus
-from headwater.log.topic_rules import with_retention
+from headwater.log.topic_rules import TICKS_PER_MS, Rules, Slowest, bound_of, no_consumers, surplus, with_retention
 
 if TYPE_CHECKING:
     from headwater.directory.catalog import DirectoryCatalog
@@ -307,7 +306,7 @@ class Keeper:
         archive: LocalArchive | None = None,
         follows: Callable[[], bool] = lambda: False,
     ) -> None:
-        """What is not in the `archive`, if the directory has one, is not deleted.
+        """Keep what is not in the `archive`, if the directory has one.
 
         `follows` says that it is a replica, which keeps what its source keeps, whatever its topics' settings are.
         """

@@ -72,14 +72,15 @@ class SegmentFile:
         between two uses, which raise StaleSegment if that cannot be opened again.
         """
         self.base = base
-        self.path = str(place.segment(base))
+        self._where = place.segment(base)
+        self.path = str(self._where)
         self.used = 0
         self._disk = place.disk
         self._fd = -1
         self._rests = False
         self._using = threading.Lock()  # protects `_fd` from being closed while it is used
         try:
-            self._fd = place.disk.open_read(place.segment(base))
+            self._fd = place.disk.open_read(self._where)
         except FileNotFoundError as error:
             message = f"{place} has no segment {base}"
             raise NotFound(message, code="segment_not_found", path=self.path, base=base) from error
@@ -140,7 +141,7 @@ class SegmentFile:
         self.used = open_files.turn
         if self._fd < 0:
             try:
-                fd = self._disk.open_read(self._place.segment(self.base))
+                fd = self._disk.open_read(self._where)
             except FileNotFoundError as error:
                 raise StaleSegment(f"{self.path} was deleted", hint="read again") from error
             if self._disk.pread(fd, HEADER_BYTES, 0) != self._begins_with:
@@ -176,11 +177,12 @@ class SegmentFile:
         return self.header.file_id, self.size()
 
     def replaced(self) -> bool:
-        """Return whether sealing has put a packed file in the place of this one."""
-        if self.header.packed:
-            return False
+        """Return whether the file was deleted, or sealing has put a packed file in its place."""
+        now = self._disk.inode(self._where)
+        if now is None or self.header.packed:
+            return now is None
         with self._using:
-            return self._disk.inode(self._place.segment(self.base)) != self._disk.inode(self._descriptor())
+            return now != self._disk.inode(self._descriptor())
 
     def data_end(self, position: int) -> int:
         """Return where bytes other than reserved space, which is zeros, end behind a position.
@@ -350,23 +352,23 @@ class OpenSegments:
         self._found: OrderedDict[int, tuple[SegmentFile, int]] = OrderedDict()  # each with its generation of the log
         self._opening = threading.Lock()  # protects `_found`
 
-    def get(self, base: int, slot: TailSlot, *, here: bool) -> SegmentFile:
-        """Return a segment, opened if need be, or if its file was replaced; raises NotFound if it is not `here`."""
+    def get(self, base: int, slot: TailSlot) -> SegmentFile:
+        """Return a segment, opened if need be, or if its file was replaced; raises NotFound if it was deleted."""
         with self._opening:
             found = self._found.get(base)
             if (
                 found is None
                 or found[1] != slot.generation
-                or not here
                 or found[0].stale()
                 or (base != slot.segment and found[0].replaced())
             ):
                 found = self._found[base] = SegmentFile(self._place, base, rests=True), slot.generation
             self._found.move_to_end(base)
-            most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
-            while len(self._found) > most:
-                # The active one stays: what it knows of its keys would take long to learn again.
-                del self._found[next(other for other in self._found if other != slot.segment)]
+            if len(self._found) > min(OPEN_SEGMENTS_FEW, OPEN_SEGMENTS_MAX):
+                most = OPEN_SEGMENTS_FEW if open_files.many else OPEN_SEGMENTS_MAX
+                while len(self._found) > most:
+                    # The active one stays: what it knows of its keys would take long to learn again.
+                    del self._found[next(other for other in self._found if other != slot.segment)]
             return found[0]
 
     def drop_before(self, oldest: int) -> None:

@@ -67,15 +67,20 @@ def encode_one(
         return MAGIC + _U32.pack(crc32c(head)) + head + stored
     table: list[int] = []
     parts: list[bytes] = []
+    last = PRODUCER if producer is not None else DATA if meta is None else META
     for kind, value in ((TYPE, type or None), (KEY, key), (DATA, data), (META, meta), (PRODUCER, producer)):
-        if value is not None:
-            at += len(value)
-            last = len(parts) == n - 1
-            padding = -(at + 4) & 7 if last else -at & 3
-            at += padding + 4 if last else padding
-            stored = value + _PADDING[padding] + (_U32.pack(at) if last else b"")
-            table += (kind, 0, 0, len(value), crc32c(stored))
-            parts.append(stored)
+        if value is None:
+            continue
+        length = len(value)
+        if kind == last:
+            padding = -(at + length + 4) & 7
+            at += length + padding + 4
+            stored = value + _PADDING[padding] + _U32.pack(at)
+        else:  # the next column begins at a multiple of 4
+            stored = value + _PADDING[-length & 3]
+            at += len(stored)
+        table += kind, 0, 0, length, crc32c(stored)
+        parts.append(stored)
     head = _AFTER_CRC[n].pack(at, 1, base_offset, base_ticks, VERSION, flags, code, n, *table)
     return b"".join((MAGIC, _U32.pack(crc32c(head)), head, *parts))
 
@@ -187,6 +192,10 @@ class Batch:
         self.content = content
         self._table = table  # (kind, encoding, start, end, end with padding, crc)
         self._checked: dict[int, Column] = {}
+
+    def crc(self, kind: int) -> int | None:
+        """Return the stored checksum of a column, unverified; None if the batch does not have the column."""
+        return next((crc for found, _, _, _, _, crc in self._table if found == kind), None)
 
     @property
     def end_offset(self) -> int:

@@ -154,7 +154,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 def head_bytes(stored: bytes, size: int) -> int:
-    """How many bytes of an index of this size are in front of its key entries. `stored`: at least its table, if sound.
+    """Return how many bytes of an index of this size precede its key entries. `stored` holds at least its table.
 
     Raises Corrupt.
     """

@@ -145,7 +145,7 @@ def told(known: dict[str, ProducerState]) -> list[ProducerRecord]:
 
 
 def known(told: Sequence[ProducerRecord]) -> dict[str, ProducerState]:
-    """The same, read back."""
+    """Return the state of producers from their records."""
     return {each.id: ProducerState(each.epoch, [ProducerAnswer(*answer) for answer in each.answers]) for each in told}
 
 

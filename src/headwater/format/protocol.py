@@ -3,15 +3,14 @@
     encode("PING", {}) -> bytes                 with its length
     decode(raw) -> ("PING", {})                 without it
 
-`elements` finds the fields of a document without decoding them, so that an event can be kept byte for byte. Whatever
-the bytes are, nothing here recurses, and the time is linear in their number. Bytes only; safe from any thread. Needs
-the codec of BSON.
+`event_of` finds the event of a frame, so that it can be stored byte for byte. Whatever the bytes are, nothing here
+recurses, and the time is linear in their number. Bytes only; safe from any thread. Needs the codec of BSON.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from headwater.errors import Invalid, TooLarge
@@ -24,6 +23,7 @@ LENGTH = struct.Struct("<i")  # of a document, an array, a string
 DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, BOOLEAN, INT32, INT64 = 0x01, 0x02, 0x03, 0x04, 0x05, 0x08, 0x10, 0x12
 UUID_SUBTYPE = 4
 LEVEL_BYTES_MIN = 7  # of one more level of nesting: a type, a name's end, a length, an end
+SHALLOW_BYTES = LEVEL_BYTES_MIN * (FRAME_DEPTH_MAX - 1)  # a frame of so many bytes cannot be nested too deep
 EMPTY = b"\x05\0\0\0\0"
 PIECE_BYTES = 64 * 1024  # that are decoded at once: nobody else has the interpreter meanwhile
 
@@ -32,6 +32,12 @@ _FIXED = {0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 
 _TEXTS = frozenset((0x02, 0x0D, 0x0E))  # a length, without itself, and so many bytes
 _NESTED = frozenset((DOCUMENT, ARRAY))
 _LEVELS = frozenset((DOCUMENT, ARRAY, _CODE))
+_TYPE = b"\x02type\0"  # how the document of a frame begins, as nearly all clients write it
+_TYPE_AT = 4 + len(_TYPE)
+_BODY = b"\x03frame\0"
+_BODY_AT = _TYPE_AT + 4 + len(_BODY)  # without the type itself
+_EVENT = frozenset((b"event\0", b"Event\0"))
+_length = LENGTH.unpack_from
 
 
 def encode(type: str, frame: dict[str, Any]) -> bytes:
@@ -54,25 +60,52 @@ def encode_around(type: str, frame: dict[str, Any], name: str, document: bytes) 
 def decode(raw: bytes) -> tuple[str, dict[str, Any]]:
     """Return the type and the body of a frame; raises Invalid with the code `bad_frame` or `too_deep`."""
     check_depth(raw)
-    whole = _decoded(raw)
-    type, frame = whole.get("type"), whole.get("frame")
-    if len(whole) != 2 or type.__class__ is not str or frame.__class__ is not dict:
-        raise _no_frame()
-    return type, frame
+    return _type_and_body(_decoded(raw))
+
+
+def decode_bodies(raws: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the bodies of frames that arrived together, decoded in one call; raises as `decode`.
+
+    On an error, the caller cannot know which frame is at fault and decodes them one by one. Not all is checked that
+    `decode` checks: `event_of` does the rest.
+    """
+    if len(raws) == 1:
+        raw = raws[0]
+        if len(raw) > SHALLOW_BYTES:
+            check_depth(raw)
+        body = _decoded(raw).get("frame")
+        if body.__class__ is not dict:
+            raise _no_frame()
+        return [body]
+    for raw in raws:
+        size = len(raw)
+        if size < 5 or _length(raw)[0] != size:  # the others would be read from the wrong place
+            raise bad_frame("a document does not end where it says")
+        if size > SHALLOW_BYTES:
+            check_depth(raw)
+    found = codec()
+    try:
+        bodies = [whole.get("frame") for whole in found.decode_all(b"".join(raws), found.options)]
+    except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise bad_frame(f"it is not BSON: {error}") from error
+    for body in bodies:
+        if body.__class__ is not dict:
+            raise _no_frame()
+    return bodies  # type: ignore[return-value]  # each is a dict
 
 
 def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:
-    """The same for a frame of many bytes, without keeping other threads waiting for long.
+    """Return the type and the body of a large frame, without keeping other threads waiting for long.
 
-    The body of an EMIT is only checked, and comes back empty. In any other frame, what is large must be text or binary.
-    Raises TooLarge if it is not.
+    The event of an EMIT is only checked, and is an empty document in the body. In any other frame, what is large must
+    be text or binary. Raises as `decode`, and TooLarge if it is not.
     """
     check_depth(raw)
     type, start = parts(raw)
     if type == b"EMIT":
-        check(raw)
-        return "EMIT", {}
-    nested = sum(end - at for kind, at, end in elements(raw, start).values() if kind in _LEVELS)
+        body = b"".join(_without_event(raw, start))
+        return "EMIT", _decoded(_document(body))
+    nested = sum(after - value for _, kind, value, after in _walk(raw, start, len(raw)) if kind in _LEVELS)
     if nested > FRAME_FIELDS_BYTES_MAX:
         raise TooLarge(
             f"the fields of the frame have {nested} bytes; the limit is {FRAME_FIELDS_BYTES_MAX}",
@@ -82,31 +115,48 @@ def decode_large(raw: bytes) -> tuple[str, dict[str, Any]]:
     return decode(raw)
 
 
+def event_of(raw: bytes, fields: int) -> bytes | None:
+    """Return the document `event` of a decoded frame byte for byte; None if it has none.
+
+    `fields` is how many fields were decoded: if the frame has more, one comes twice, and Invalid, `bad_frame`, is
+    raised. Nothing else is checked, because decoding did that.
+    """
+    at = _BODY_AT + _length(raw, _TYPE_AT)[0]
+    usual = raw.startswith(_TYPE, 4) and raw.startswith(_BODY, at - len(_BODY))
+    if not (usual and at + _length(raw, at)[0] == len(raw) - 1):
+        at = parts(raw)[1]
+    end = at + _length(raw, at)[0] - 1
+    at += 4
+    event = None
+    while at < end:
+        fields -= 1
+        kind, value = raw[at], raw.index(0, at + 1) + 1
+        if kind == STRING:
+            at = value + 4 + _length(raw, value)[0]
+        elif kind == DOCUMENT:
+            after = value + _length(raw, value)[0]
+            if raw[at + 1 : value] in _EVENT:
+                event = raw[value:after]
+            at = after
+        else:
+            at = value + _size(raw, kind, value)
+    if fields:
+        raise bad_frame("a field occurs twice")
+    return event
+
+
 def parts(raw: bytes) -> tuple[bytes, int]:
     """Return the type of a frame, and where its body begins; raises Invalid, `bad_frame`, for what is no frame at all.
 
     Nothing is decoded, and of the body, nothing is looked at.
     """
-    outer = elements(raw, 0)
-    kinds = tuple(outer.get(name, (0, 0, 0))[0] for name in (b"type", b"frame"))
-    if len(outer) != 2 or kinds != (STRING, DOCUMENT) or LENGTH.unpack_from(raw, 0)[0] != len(raw):
+    outer = [(raw[at + 1 : value - 1], kind, value, after) for at, kind, value, after in _walk(raw, 0, len(raw))]
+    fields = {name: span for name, *span in outer}
+    kinds = tuple(fields.get(name, (0, 0, 0))[0] for name in (b"type", b"frame"))
+    if len(outer) != 2 or kinds != (STRING, DOCUMENT) or _length(raw)[0] != len(raw):
         raise _no_frame()
-    _, start, end = outer[b"type"]
-    return raw[start + 4 : end - 1], outer[b"frame"][1]
-
-
-def elements(raw: bytes, start: int) -> dict[bytes, tuple[int, int, int]]:
-    """Return the fields of the document that begins at `start`: by name, the type and where the value begins and ends.
-
-    Raises Invalid with the code `bad_frame` for what is not BSON on this level; of a name that comes twice, too.
-    """
-    found: dict[bytes, tuple[int, int, int]] = {}
-    for at, kind, value, after in _walk(raw, start, len(raw)):
-        name = raw[at + 1 : value - 1]
-        if name in found:
-            raise bad_frame(f"the field {name[:40]!r} occurs twice")
-        found[name] = kind, value, after
-    return found
+    _, start, end = fields[b"type"]
+    return raw[start + 4 : end - 1], fields[b"frame"][1]
 
 
 def check_depth(raw: bytes, depth: int = 1) -> None:
@@ -147,13 +197,13 @@ def check_depth(raw: bytes, depth: int = 1) -> None:
         raise bad_frame("it is cut short") from error
 
 
-def check(raw: bytes) -> None:
+def check(raw: bytes, start: int = 0, end: int | None = None) -> None:
     """Raise Invalid, `bad_frame`, for a document that the codec cannot decode; of any size, but not nested too deep.
 
     A large one is decoded piece by piece: as a whole it would take some thirty times its size in memory, and keep all
     other threads waiting.
     """
-    waiting = [(0, len(raw))]
+    waiting = [(start, len(raw) if end is None else end)]
     while waiting:
         start, end = waiting.pop()
         if end - start <= PIECE_BYTES:
@@ -178,6 +228,13 @@ def bad_frame(reason: str) -> Invalid:
     return Invalid(f"the frame cannot be read: {reason}", code="bad_frame")
 
 
+def _type_and_body(whole: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    type, frame = whole.get("type"), whole.get("frame")
+    if len(whole) != 2 or type.__class__ is not str or frame.__class__ is not dict:
+        raise _no_frame()
+    return type, frame
+
+
 def _no_frame() -> Invalid:
     return bad_frame("it is not {type: <string>, frame: <document>}")
 
@@ -188,6 +245,16 @@ def _decoded(raw: bytes) -> dict[str, Any]:
         return found.decode(raw, found.options)
     except (found.damage, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise bad_frame(f"it is not BSON: {error}") from error
+
+
+def _without_event(raw: bytes, start: int) -> Iterator[bytes]:
+    """Yield the fields of the body that begins at `start`, with an empty document for the event, which is checked."""
+    for at, kind, value, after in _walk(raw, start, len(raw)):
+        if kind == DOCUMENT and raw[at + 1 : value] in _EVENT:
+            check(raw, value, after)
+            yield raw[at:value] + EMPTY
+        else:
+            yield raw[at:after]
 
 
 def _document(fields: bytes) -> bytes:

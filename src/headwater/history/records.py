@@ -17,9 +17,8 @@ from uuid import UUID
 import msgspec
 
 from headwater.address import is_directory
-from headwater.bucket.object_store import ObjectStore
+from headwater.bucket.object_store import ObjectStore, probe
 from headwater.bucket.opening import open_store
-from headwater.bucket.probe import probe
 from headwater.bucket.records import Records, RecordVersion
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Conflict, Corrupt, Invalid, NotFound, Unsupported

@@ -206,6 +206,6 @@ class _SegmentWriter:
 
 
 def _lengths(rows: pa.RecordBatch) -> I64:
-    """How long the data of each row is; 0 where it is beside."""
+    """Return the length of each row's data; 0 where it is kept beside the file."""
     compute = arrow.pyarrow().compute
     return np.asarray(compute.binary_length(rows.column("data")).fill_null(0)).astype(np.int64)

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from headwater.backend import KnownProducers
 from headwater.disk.disk import Clock, Disk
 from headwater.errors import Closed, NotFound, TooLarge, enough_memory
-from headwater.event import Content, Event, Ref, Refs
+from headwater.event import Event, Ref, Refs
 from headwater.format import given
 from headwater.format.events import EventBatch
 from headwater.format.producers import Producer
@@ -188,17 +188,6 @@ class LogBackend(Generic[L]):
         if not isinstance(data, bytes) or len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
             raise _cannot_wait(data, limits)
         return PendingAppend(opened, log, self.rows(request, data))
-
-    def prepare_encoded(
-        self, topic: str, data: bytes, type: bytes, key: bytes | None, content: Content
-    ) -> PendingAppend:
-        """Return an append of one event whose type and key are bytes that were checked: as cheap as can be."""
-        opened = self._open.get(topic) or self._topics.get(topic)
-        log = opened.only or opened.choose(key, None)
-        limits = log.place.limits
-        if len(data) > limits.blob_bytes_min or len(data) > limits.data_bytes_max:
-            raise _cannot_wait(data, limits)
-        return PendingAppend(opened, log, Rows.one(content, self._sync, data, type, key))
 
     def prepare_many(self, request: AppendMany) -> list[PendingAppend]:
         """Return appends of many events that wait for `commit`: one for each partition that they go to."""

@@ -92,20 +92,6 @@ class Rows:
             frame = frame.f_back
         return frame is not None
 
-    def depends_on(self, other: Rows) -> bool:
-        """Return whether it must wait for other rows to be committed: of the same producer, or of the expected key."""
-        if self.producer is not None and other.producer is not None and self.producer.id == other.producer.id:
-            return True
-        if self.expected is None:
-            return False
-        keys = None if other.columns is None else other.columns.get(KEY)
-        return self.key == other.key if keys is None else bool(keys.equals(self.key or b"").any())
-
-    @property
-    def alone(self) -> bool:
-        """Return whether it must be a batch of its own: a huge event, or the request of a producer."""
-        return self.spooled is not None or self.producer is not None
-
     def column(self, kind: int) -> Column | None:
         if self.columns is not None:
             return self.columns.get(kind)
@@ -161,10 +147,12 @@ def mergeable(group: list[Rows], limits: Limits, bytes_max: int = 0) -> Iterator
     for rows in group:
         events += rows.count
         size += rows.size
-        if events > events_max or size > bytes_max or rows.content != content or alone or rows.alone:
+        # A huge event and the request of a producer are batches of their own.
+        after_alone, alone = alone, rows.producer is not None or rows.spooled is not None
+        if events > events_max or size > bytes_max or rows.content != content or after_alone or alone:
             if run:
                 yield run
-            run, events, size = [], rows.count, rows.size
-            content, alone = rows.content, rows.alone
-        run.append(rows)
+            run, events, size, content = [rows], rows.count, rows.size, rows.content
+        else:
+            run.append(rows)
     yield run

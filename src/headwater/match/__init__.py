@@ -4,7 +4,7 @@
 and over the data of whole batches.
 """
 
+from headwater.match.language import parse
 from headwater.match.matcher import Matcher, compile
-from headwater.match.text import parse
 
 __all__ = ["Matcher", "compile", "parse"]

@@ -17,8 +17,7 @@ import msgspec
 
 from headwater.errors import Unsupported
 from headwater.event import Content
-from headwater.match.language import All, Node, Not, Some, Term, read
-from headwater.match.text import parse
+from headwater.match.language import All, Node, Not, Some, Term, parse, read
 from headwater.match.values import MISSING, Each, Test
 
 DECODERS_MAX = 128  # sets of names whose decoders are kept; making one takes some 100 µs

@@ -421,7 +421,7 @@ def _ends(states: Iterable[TopicState]) -> dict[tuple[str, int], int]:
 
 
 def _up_to(known: dict[str, ProducerState], end: int) -> dict[str, ProducerState]:
-    """What is known of requests whose events are before an offset: others must not be answered, they are not here."""
+    """Return what is known of requests whose events are before an offset: the events of others are not here yet."""
     found = {}
     for id, producer in known.items():
         answers = [answer for answer in producer.answers if answer.offset + answer.count <= end]

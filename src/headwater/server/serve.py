@@ -197,11 +197,11 @@ def _protocols(
     spoken: list[tuple[ListenAddress, str, Callable[[], asyncio.Protocol]]]
     spoken = [(address, "http", partial(http.ServerConnection, connections))]
     if tcp is not None:
-        from headwater.server.tcp import emitter  # which needs the codec of BSON
+        from headwater.server.tcp import emit  # which needs the codec of BSON
         from headwater.server.tcp.connection import TcpConnection
-        from headwater.server.tcp.requests import HANDLERS
+        from headwater.server.tcp.handlers import HANDLERS
 
-        connections.service.commits.write_answers(emitter.write)
+        connections.service.commits.write_answers(emit.write)
         spoken.append((tcp, "headwater", partial(TcpConnection, connections, HANDLERS)))
     return spoken
 

@@ -265,7 +265,7 @@ def _texts(array: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _damage(input: Input) -> Iterator[None]:
-    """What pyarrow cannot read is Corrupt, near the position up to which it was read."""
+    """Raise Corrupt for what pyarrow cannot read, near the position up to which it was read."""
     pa = arrow.pyarrow()
     try:
         yield

@@ -187,7 +187,7 @@ class LocalBinder:
                 return
 
     def info(self) -> BinderInfo:
-        """What the binder holds, and what fills it."""
+        """Return what the binder holds, and what fills it."""
         with self._reading() as reader:
             projections = reader.connection.execute("SELECT name FROM projections ORDER BY name").fetchall()
             return BinderInfo(

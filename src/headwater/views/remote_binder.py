@@ -124,7 +124,7 @@ class RemoteBinder:
         self._transport.json("POST", self._path("index"), value={"field": field}, repeat=True)
 
     def info(self) -> BinderInfo:
-        """What the binder holds, and what fills it."""
+        """Return what the binder holds, and what fills it."""
         return _decode_info(self._transport.call("GET", self._path(), repeat=True).body)
 
     def _query(self, asked: dict[str, Any], query: Mapping[str, Any]) -> Any:
@@ -321,7 +321,7 @@ def _until_passed(ask: Callable[[Mapping[str, Any]], T], at_least: AtLeast | Non
 
 
 def told_places(at_least: AtLeast) -> str:
-    """What projections must have passed, as the server reads it: of each partition the last."""
+    """Return what projections must have passed, as the server reads it: the last offset of each partition."""
     if isinstance(at_least, int):
         return str(at_least)
     last: dict[tuple[str, int], int] = {}

@@ -21,7 +21,8 @@ from headwater.server.metrics import CountingDisk, Metrics
 from headwater.server.scopes import EVERYONE, User
 from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
-from headwater.server.tcp.connection import Handler, TcpConnection
+from headwater.server.tcp.connection import TcpConnection
+from headwater.server.tcp.handlers import Handler
 from headwater.store import Store
 
 WAIT_S = 20.0
@@ -175,7 +176,7 @@ class Driven:
 
 
 @contextlib.contextmanager
-def driven(path: Path, limits: ServerLimits = SERVER_DEFAULTS) -> Iterator[Driven]:
+def driving(path: Path, limits: ServerLimits = SERVER_DEFAULTS) -> Iterator[Driven]:
     with asyncio.Runner() as runner, open_directory(path, durability="os") as engine:
         made = Driven(runner, engine, limits)
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +12,17 @@ import pytest
 
 import headwater
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import http, served
-from tests.server.serving import Server, serving
+from tests.server.process import ServerProcess, http, served
+from tests.server.serving import Server
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
 
-_numbers = count()
 kinds = pytest.mark.parametrize("durable", [{}, {"durableID": "d"}], ids=["plain", "durable"])
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("awaited") / "data", limits={"awaited_topics_max": 3}) as running:
-        yield running
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{next(_numbers)}"
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Wire]:
-    with wire(server.tcp_url) as opened:
-        yield opened
+def server_settings() -> dict[str, Any]:
+    return {"limits": {"awaited_topics_max": 3}}
 
 
 def subscribe(client: Wire, topic: str, **fields: Any) -> int:
@@ -168,7 +152,7 @@ def test_a_name_without_the_right_is_refused_at_once_and_one_that_loses_it_when_
 
 @kinds
 def test_the_server_stops_while_one_waits(tmp_path: Path, durable: dict[str, str]) -> None:
-    server = Process(tmp_path / "data")
+    server = ServerProcess(tmp_path / "data")
     with wire(server.tcp_url) as client:
         id = subscribe(client, "none", **durable)
         server.ask_to_stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from headwater import App
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import served
+from tests.server.process import ServerProcess, served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
@@ -48,12 +46,6 @@ class Clicks:
     def click(self, *keys: str, type: str = "click", size: int = 0) -> None:
         self.hw.append_many(self.topic, [{"size": size}] * len(keys), keys=list(keys), types=type)
         self.app.catch_up(self.hw)
-
-
-@pytest.fixture(scope="module")
-def local(server: Server) -> Iterator[Store]:
-    with open_directory(server.path) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -239,7 +231,7 @@ def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
     with open_directory(tmp_path / "data") as hw:
         clicks = Clicks(hw)
         clicks.click("a")
-    server = Process(tmp_path / "data")
+    server = ServerProcess(tmp_path / "data")
     with wire(server.tcp_url) as client:
         subscription = subscribe(client, clicks)["subID"]
         server.ask_to_stop()

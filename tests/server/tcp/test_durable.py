@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +32,8 @@ SHORT: dict[str, Any] = {"limits": {"lease_ms_max": LEASE_MS}}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("durable") / "data", **SHORT) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return SHORT
 
 
 def fill(path: Path, topic: str, numbers: range, **options: Any) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +22,8 @@ LIMITS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("limits") / "data", limits=LIMITS) as running:
-        yield running
+def server_settings() -> dict[str, Any]:
+    return {"limits": LIMITS}
 
 
 def rest(client: Wire) -> list[tuple[str, str]]:

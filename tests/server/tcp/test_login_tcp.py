@@ -9,14 +9,13 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.people import SECRET, add, revoke
-from tests.server.process import Server, http, served
+from tests.server.process import ServerProcess, http, served
 from tests.server.tcp.wire import Closed, Wire, frame, wire
 from tests.server.test_tls import PAGE, shell
 from tests.waiting import wait_for
@@ -40,16 +39,13 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Users:
 
 
 @pytest.fixture(scope="module")
-def server(users: Users, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    where = tmp_path_factory.mktemp("login")
-    log = str(where / "access.log")
-    with served(where / "data", "--auth", str(users.file), "--access-log", log) as running:
-        yield running
+def process_options(users: Users, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return ["--auth", str(users.file), "--access-log", str(tmp_path_factory.mktemp("login") / "access.log")]
 
 
-def refused(server: Server, **body: Any) -> dict[str, Any]:
+def refused(process: ServerProcess, **body: Any) -> dict[str, Any]:
     """What is said to a CONNECT, after which the connection ends."""
-    client = Wire(server.tcp_url)
+    client = Wire(process.tcp_url)
     client.send(frame("CONNECT", {"version": "1.0", **body}), frame("PING"))
     told = client.receive()[1]
     assert client.closed()
@@ -57,20 +53,20 @@ def refused(server: Server, **body: Any) -> dict[str, Any]:
     return told
 
 
-def test_a_name_and_password_or_a_token_tell_who_it_is(server: Server, users: Users) -> None:
+def test_a_name_and_password_or_a_token_tell_who_it_is(process: ServerProcess, users: Users) -> None:
     for who in ({"username": "ada", "password": SECRET}, {"token": users.admin}):
-        with wire(server.tcp_url, **who) as client:
+        with wire(process.tcp_url, **who) as client:
             assert client.emit("orders.eu", {})["ok"]
 
 
 @pytest.mark.parametrize("who", [{}, {"token": "hw_nonsense"}, {"token": ""}, {"username": "eve", "password": SECRET}])
-def test_who_is_not_known_is_turned_away(server: Server, who: dict[str, str]) -> None:
-    told = refused(server, **who)
+def test_who_is_not_known_is_turned_away(process: ServerProcess, who: dict[str, str]) -> None:
+    told = refused(process, **who)
     assert (told["ok"], told["errCode"], told["errKind"]) == (False, "unauthenticated", "Denied")
 
 
-def test_scopes_count_for_each_frame(server: Server, users: Users) -> None:
-    with wire(server.tcp_url, token=users.shop) as shop, wire(server.tcp_url, token=users.reader) as reader:
+def test_scopes_count_for_each_frame(process: ServerProcess, users: Users) -> None:
+    with wire(process.tcp_url, token=users.shop) as shop, wire(process.tcp_url, token=users.reader) as reader:
         assert shop.emit("orders.at", {})["ok"]
         shop.send(
             *[frame("EMIT", {"streamName": name, "eventType": "t", "event": {}}) for name in ("orders.at", "stock")] * 2
@@ -118,19 +114,19 @@ def test_a_user_that_is_removed_loses_the_connection(tmp_path: Path) -> None:
         assert stays.emit("orders", {})["offset"] == stored
 
 
-def test_frames_are_counted_and_written_to_the_access_log(server: Server, users: Users) -> None:
-    with wire(server.tcp_url, token=users.admin) as client:
+def test_frames_are_counted_and_written_to_the_access_log(process: ServerProcess, users: Users) -> None:
+    with wire(process.tcp_url, token=users.admin) as client:
         client.emit("orders.counted", {})
         client.send(*[frame("EMIT", {"streamName": "orders.counted", "eventType": "t", "event": {}})] * 50)
         assert all(client.receive()[1]["ok"] for _ in range(50))
         assert client.ask("PING", x=1)["errCode"] == "bad_field"
-        metrics = http.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {users.admin}"}).text
+        metrics = http.get(f"{process.url}/metrics", headers={"Authorization": f"Bearer {users.admin}"}).text
     found = re.search(r'headwater_http_requests_total\{method="TCP",route="EMIT",status="200"\} (\S+)', metrics)
     assert found is not None
     assert float(found[1]) >= 51
     assert 'headwater_http_requests_total{method="TCP",route="PING",status="400"} 1.0' in metrics
     assert re.search(r'headwater_errors_total\{code="bad_field"\} [1-9]', metrics)
-    log = Path(server.options[server.options.index("--access-log") + 1])
+    log = Path(process.options[process.options.index("--access-log") + 1])
 
     def noted(path: str, status: int) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -150,8 +146,8 @@ def test_frames_are_counted_and_written_to_the_access_log(server: Server, users:
 class Secure(Wire):
     """A connection with TLS."""
 
-    def __init__(self, server: Server, context: ssl.SSLContext) -> None:
-        plain = socket.create_connection(("127.0.0.1", server.tcp_port), timeout=WAIT_S)
+    def __init__(self, process: ServerProcess, context: ssl.SSLContext) -> None:
+        plain = socket.create_connection(("127.0.0.1", process.tcp_port), timeout=WAIT_S)
         self.socket = context.wrap_socket(plain, server_hostname="localhost")
         self._file = self.socket.makefile("rb")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server.tcp.answers import response
-from headwater.server.tcp.connection import Handler, TcpConnection
-from headwater.server.tcp.slots import AnswerSlot
-from tests.server.tcp.driving import Driven, driven
+from headwater.server.tcp.connection import TcpConnection
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import response
+from headwater.server.tcp.handlers import Handler
+from tests.log.unsynced import open_unsynced
+from tests.server.tcp.driving import Driven
 from tests.server.tcp.wire import frame, framed
 from tests.waiting import wait_in_loop
 
@@ -112,11 +115,11 @@ HANDLERS: dict[str, Handler] = {"WORK": work, "BUG": bug}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
-    with driven(tmp_path_factory.mktemp("order") / "data") as made:
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
         for topic in ("a", "b"):
-            made.engine.create(topic)
-        yield made
+            hw.create(topic)
+    return server_path
 
 
 def cut(sent: bytes, cuts: list[float]) -> list[bytes]:
@@ -134,8 +137,8 @@ def expected(asked: list[Asked], end: str) -> list[str]:
     return [*told, "stopping"] if end == "stop" else told
 
 
-def lengths(server: Driven) -> dict[str, int]:
-    return {topic: server.engine.describe(topic).events for topic in server.engine.topics()}
+def lengths(driven: Driven) -> dict[str, int]:
+    return {topic: driven.engine.describe(topic).events for topic in driven.engine.topics()}
 
 
 @given(
@@ -147,7 +150,7 @@ def lengths(server: Driven) -> dict[str, int]:
     end=st.sampled_from(("eof", "stop")),
 )
 def test_frames_are_answered_and_take_effect_in_their_order(
-    server: Driven,
+    driven: Driven,
     asked: list[Asked],
     cuts: list[float],
     turns: list[int],
@@ -155,14 +158,14 @@ def test_frames_are_answered_and_take_effect_in_their_order(
     known_each: int,
     end: str,
 ) -> None:
-    server.access.known_each = known_each
-    if "new" in server.engine.topics():
-        server.engine.delete("new")
-    before = lengths(server)
+    driven.access.known_each = known_each
+    if "new" in driven.engine.topics():
+        driven.engine.delete("new")
+    before = lengths(driven)
     pieces = cut(CONNECT + b"".join(each.sent for each in asked), cuts)
 
     async def drive() -> list[tuple[str, dict[str, Any]]]:
-        with server.connection(HANDLERS, room) as (connection, transport):
+        with driven.connection(HANDLERS, room) as (connection, transport):
             for piece, turn in zip(pieces, turns, strict=False):
                 connection.data_received(piece)
                 for _ in range(turn):
@@ -174,7 +177,7 @@ def test_frames_are_answered_and_take_effect_in_their_order(
             await wait_in_loop(lambda: transport.over)
             return transport.answers()
 
-    answers = server.runner.run(drive())
+    answers = driven.runner.run(drive())
     assert [body.get("errCode", "ok") for _, body in answers] == expected(asked, end)
     stored: dict[str, int] = dict(before)
     answered = iter(answers[1:])
@@ -185,18 +188,18 @@ def test_frames_are_answered_and_take_effect_in_their_order(
             stored[each.topic] += 1
         if each.ends:
             break
-    assert lengths(server) == stored
-    assert server.store.budget.held == 0
-    assert not server.connections.open
+    assert lengths(driven) == stored
+    assert driven.store.budget.held == 0
+    assert not driven.connections.open
 
 
 @pytest.mark.parametrize("asked", FRAMES, ids=lambda asked: asked.name)
-def test_each_frame_is_answered_and_what_is_behind_one_that_ends_is_not_begun(server: Driven, asked: Asked) -> None:
-    server.access.known_each = 1
-    before = server.engine.describe("b").events
+def test_each_frame_is_answered_and_what_is_behind_one_that_ends_is_not_begun(driven: Driven, asked: Asked) -> None:
+    driven.access.known_each = 1
+    before = driven.engine.describe("b").events
 
     async def drive() -> list[str]:
-        with server.connection(HANDLERS) as (connection, transport):
+        with driven.connection(HANDLERS) as (connection, transport):
             connection.data_received(CONNECT)
             connection.data_received(emit("a") + asked.sent + emit("b"))
             if not connection.eof_received():
@@ -206,8 +209,8 @@ def test_each_frame_is_answered_and_what_is_behind_one_that_ends_is_not_begun(se
             return [body.get("errCode", "ok") for _, body in transport.answers()]
 
     told = ["ok", "ok", *([asked.told] if asked.told is not None else []), *([] if asked.ends else ["ok"])]
-    assert server.runner.run(drive()) == told
-    assert server.engine.describe("b").events == before + (not asked.ends) + (asked.topic == "b")
+    assert driven.runner.run(drive()) == told
+    assert driven.engine.describe("b").events == before + (not asked.ends) + (asked.topic == "b")
 
 
 SMALL = [each for each in FRAMES if len(each.sent) < 1000]
@@ -216,15 +219,15 @@ SMALL = [each for each in FRAMES if len(each.sent) < 1000]
 @pytest.mark.parametrize("asked", [each for each in SMALL if each.ends], ids=lambda asked: asked.name)
 @pytest.mark.parametrize("transaction", [False, True])
 def test_a_frame_that_ends_may_come_in_one_write_with_all_others(
-    server: Driven, asked: Asked, transaction: bool
+    driven: Driven, asked: Asked, transaction: bool
 ) -> None:
-    server.access.known_each = 1
+    driven.access.known_each = 1
     before = b"".join((CONNECT, frame("STARTTX", {"sessID": 1}), emit("a", sessID=1) if transaction else b""))
     failures: list[dict[str, Any]] = []
 
     async def drive(sent: list[bytes]) -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-        with server.connection(HANDLERS) as (connection, transport):
+        with driven.connection(HANDLERS) as (connection, transport):
             for piece in sent:
                 connection.data_received(piece)
             await wait_in_loop(lambda: transport.over)
@@ -232,8 +235,8 @@ def test_a_frame_that_ends_may_come_in_one_write_with_all_others(
 
     told = ["ok"] * (3 if transaction else 2) + [asked.told]
     for behind in SMALL:
-        assert server.runner.run(drive([before + asked.sent + behind.sent])) == told, behind.name
+        assert driven.runner.run(drive([before + asked.sent + behind.sent])) == told, behind.name
     sent = before + asked.sent + frame("PING")
     for place in range(1, len(sent)):
-        assert server.runner.run(drive([sent[:place], sent[place:]])) == told, place
+        assert driven.runner.run(drive([sent[:place], sent[place:]])) == told, place
     assert not failures

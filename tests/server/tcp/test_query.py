@@ -18,8 +18,7 @@ from headwater import App
 from headwater.opening import open_directory
 from headwater.store import Store
 from tests.server import people
-from tests.server.process import Server as Process
-from tests.server.process import served
+from tests.server.process import ServerProcess, served
 from tests.server.serving import Server, serving
 from tests.server.tcp.wire import Wire, frame, wire
 from tests.waiting import wait_for
@@ -53,12 +52,10 @@ def fill(hw: Store, totals: dict[str, int], app: App | None = None) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("query") / "data"
-    with open_directory(path) as hw:
+def server_path(server_path: Path) -> Path:
+    with open_directory(server_path) as hw:
         fill(hw, {name_of(number): number for number in range(DOCUMENTS)})
-    with serving(path) as running:
-        yield running
+    return server_path
 
 
 @pytest.fixture
@@ -322,7 +319,7 @@ def test_a_client_that_leaves_lets_go_of_its_moment(moving: Store) -> None:
 def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
     with open_directory(tmp_path / "data") as hw:
         fill(hw, {name_of(number): number for number in range(DOCUMENTS)})
-    server = Process(tmp_path / "data")
+    server = ServerProcess(tmp_path / "data")
     with wire(server.tcp_url) as client:
         assert ask(client) == DOCUMENTS
         results(client, 100, acknowledge=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import bson
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 
 from headwater.errors import TooLarge
 from headwater.event import Content, Event
+from headwater.format import contents
 from headwater.format.events import EventBatch
 from headwater.limits import FRAME_BYTES_MAX, Limits
 from headwater.server.tcp import recev
 from headwater.server.tcp.subscription import Frames
 from tests import strategies
-from tests.server.wire.logs import event_batches, of, opened
-from tests.strategies import Row
+from tests.server.wire.logs import event_batches, made, of, opened
+from tests.strategies import NOW_TICKS, Batch, Row
 
 OPTIONS: CodecOptions[Any] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 
@@ -238,3 +240,35 @@ def test_a_large_read_is_encoded_a_piece_at_a_time() -> None:
         sizes.append(sum(len(each.data) for each in frames))
     assert sum(sizes) > 2_000_000
     assert max(sizes) < 2 * recev.CHUNK_BYTES
+
+
+def test_a_batch_of_bson_is_checked_once_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def is_bson(values: Sequence[bytes]) -> bool:
+        looked.append(len(values))
+        return contents.is_bson(values)
+
+    monkeypatch.setattr(recev, "is_bson", is_bson)
+    monkeypatch.setattr(recev, "_checked", {})
+    monkeypatch.setattr(recev, "CHECKED_MAX", 2)
+    rows = [Row(bson.encode({"n": number})) for number in range(100)]
+    batch = of(rows, "bson")
+    first = sent([batch.part(0, 40), batch.part(40, 100)])
+    assert first == sent([batch]) == sent([batch.part(0, 70), batch.part(70, 100)])
+    assert [body["event"] for body in first] == [{"n": number} for number in range(100)]
+    assert looked == [40, 60]
+    broken = of([*rows[:99], Row(b"no BSON")], "bson")  # at the same place
+    for _ in range(2):
+        assert sent([broken])[99]["event"] == {"data": b"no BSON"}
+    assert sent([broken.part(0, 50), broken.part(50, 100)])[99]["content"] == "bytes"
+    for others in range(1, 4):
+        sent([of(rows[others:], "bson")])
+        assert len(recev._checked) <= 2
+
+
+def test_the_check_of_picked_events_says_nothing_about_the_others() -> None:
+    rows = [Row(bson.encode({"other": number})) for number in range(50)]
+    batch = Batch(1000, NOW_TICKS, "bson", [*rows, Row(b"no BSON")])
+    assert len(sent([made(batch, rows=list(range(50)))])) == 50
+    assert sent([made(batch)])[50]["event"] == {"data": b"no BSON"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import bson
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headwater.format.codec import codec
 from tests.bsons import document, documents, mutations, text
-from tests.server.tcp.driving import Driven, driven
+from tests.log.unsynced import open_unsynced
+from tests.server.tcp.driving import Driven
 from tests.server.tcp.test_order import CONNECT
 from tests.server.tcp.wire import framed
 from tests.waiting import wait_in_loop
@@ -21,10 +22,10 @@ LARGE = (2, b"large", text(b"x" * 70_000))
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
-    with driven(tmp_path_factory.mktemp("stored") / "data") as made:
-        made.engine.create("events")
-        yield made
+def server_path(server_path: Path) -> Path:
+    with open_unsynced(server_path) as hw:
+        hw.create("events")
+    return server_path
 
 
 def emitted(event: bytes) -> bytes:
@@ -32,20 +33,20 @@ def emitted(event: bytes) -> bytes:
     return document([(2, b"type", text(b"EMIT")), (3, b"frame", frame)])
 
 
-def send(server: Driven, sent: list[bytes]) -> tuple[list[str], list[bytes]]:
+def send(driven: Driven, sent: list[bytes]) -> tuple[list[str], list[bytes]]:
     """What is said of each of these frames, and the events that were stored meanwhile."""
-    first = server.engine.describe("events").events
+    first = driven.engine.describe("events").events
 
     async def drive() -> list[str]:
-        with server.connection() as (connection, transport):
+        with driven.connection() as (connection, transport):
             connection.data_received(CONNECT + b"".join(framed(raw) for raw in sent))
             if not connection.eof_received():
                 transport.close()
             await wait_in_loop(lambda: transport.over)
             return [body.get("errCode", "ok") for _, body in transport.answers()[1:]]
 
-    told = server.runner.run(drive())
-    events = list(server.engine.read("events", start=first)) if "ok" in told else []
+    told = driven.runner.run(drive())
+    events = list(driven.engine.read("events", start=first)) if "ok" in told else []
     assert [event.offset for event in events] == list(range(first, first + told.count("ok")))
     for event in events:
         event.value  # noqa: B018  # it raises what cannot be decoded
@@ -65,10 +66,10 @@ def accepted(raw: bytes) -> bool:
 @example([document([(2, b"a", text(b"\xff"))])], False)
 @example([document([]), document([(8, b"a", b"\2")]), document([])], False)
 @example([document([(9, b"a", b"\xff" * 7 + b"\x7f")])], True)
-def test_an_event_is_stored_byte_for_byte_or_refused(server: Driven, events: list[bytes], large: bool) -> None:
+def test_an_event_is_stored_byte_for_byte_or_refused(driven: Driven, events: list[bytes], large: bool) -> None:
     if large:
         events = [document([(3, b"it", event), LARGE]) for event in events]
-    told, stored = send(server, [emitted(event) for event in events])
+    told, stored = send(driven, [emitted(event) for event in events])
     fine = 0
     while fine < len(events) and accepted(events[fine]) and accepted(emitted(events[fine])):
         fine += 1
@@ -79,10 +80,10 @@ def test_an_event_is_stored_byte_for_byte_or_refused(server: Driven, events: lis
 
 
 @given(mutations(documents.map(emitted)))
-def test_a_frame_that_is_broken_anywhere_stores_nothing_else(server: Driven, raw: bytes) -> None:
+def test_a_frame_that_is_broken_anywhere_stores_nothing_else(driven: Driven, raw: bytes) -> None:
     if len(raw) < 5:
         return
-    told, stored = send(server, [raw])
+    told, stored = send(driven, [raw])
     assert len(told) == 1
     assert told[0] in ("ok", *CODES)
     if told == ["ok"]:
@@ -92,8 +93,8 @@ def test_a_frame_that_is_broken_anywhere_stores_nothing_else(server: Driven, raw
         ) == repr(bson.decode(raw, options)["frame"]["event"])
 
 
-def test_a_run_of_emits_is_stored_up_to_the_one_that_is_broken(server: Driven) -> None:
+def test_a_run_of_emits_is_stored_up_to_the_one_that_is_broken(driven: Driven) -> None:
     fine, wrong = document([(0x10, b"n", b"\1\0\0\0")]), document([(2, b"a", text(b"\xff"))])
-    told, stored = send(server, [emitted(fine)] * 100 + [emitted(wrong)] + [emitted(fine)] * 100)
+    told, stored = send(driven, [emitted(fine)] * 100 + [emitted(wrong)] + [emitted(fine)] * 100)
     assert told == ["ok"] * 100 + ["bad_frame"]
     assert stored == [fine] * 100

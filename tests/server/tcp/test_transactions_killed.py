@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import headwater
-from tests.server.process import Server
+from tests.server.process import ServerProcess
 from tests.server.tcp.wire import Closed, Wire, frame
 from tests.waiting import wait_for
 
@@ -23,7 +23,7 @@ COMMITTERS = 6
 class Committer(threading.Thread):
     """Commits one transaction after the other until its server goes away, and remembers what it was told."""
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: ServerProcess, name: str) -> None:
         super().__init__(name=name)
         self.address = server.tcp_url
         self.random = Random(name)
@@ -63,7 +63,7 @@ def kill_and_check(path: Path, seed: int, kills: int) -> int:
     random = Random(seed)
     committers: list[Committer] = []
     for number in range(kills):
-        server = Server(path)
+        server = ServerProcess(path)
         try:
             living = [Committer(server, f"{seed}-{number}-{each}") for each in range(COMMITTERS)]
             for committer in living:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ HELD_BYTES_MAX = 256 * KIB
 OK = frame("RESPONSE", {"ok": True})
 
 
-@pytest.fixture(scope="module")
-def log(server: Server) -> Iterator[Store]:
-    """The same log without the server."""
-    with headwater.open(server.path) as opened:
-        assert isinstance(opened, Store)
-        yield opened
-
-
 def emit(topic: str, n: int, session: int, **fields: Any) -> bytes:
     return frame("EMIT", {"sessID": session, "streamName": topic, "eventType": "t", "event": {"n": n}, **fields})
 
@@ -46,26 +37,26 @@ def stored(log: Store, topic: str) -> list[int]:
 
 
 def test_events_are_stored_when_the_transaction_is_committed_and_not_before(
-    client: Wire, log: Store, topic: str
+    client: Wire, local: Store, topic: str
 ) -> None:
     other = f"{topic}-other"
-    log.create(other, partitions=3)
+    local.create(other, partitions=3)
     begin(client)
     for n in range(4):
         told = client.emit((topic, other)[n % 2], {"n": n}, sessID=1, key=f"k{n}", meta={"by": "ann"})
         assert told == {"ok": True}
-    assert stored(log, topic) == stored(log, other) == []
+    assert stored(local, topic) == stored(local, other) == []
     told = client.ask("COMMITTX", sessID=1)
     assert told["ok"]
     assert [ref["streamName"] for ref in told["refs"]] == [topic, other, topic, other]
     for n, ref in enumerate(told["refs"]):
-        (event,) = log.read(ref["streamName"], start=ref["offset"], partition=ref["partition"], end=ref["offset"] + 1)
+        (event,) = local.read(ref["streamName"], start=ref["offset"], partition=ref["partition"], end=ref["offset"] + 1)
         assert (event.value, event.id, event.type) == ({"n": n}, ref["id"].as_uuid(), "made")
         assert (event.key, event.meta, event.content) == (f"k{n}".encode(), {"by": "ann"}, "bson")
     assert set(told["refs"][0]) == {"streamName", "partition", "offset", "id"}
 
 
-def test_a_whole_transaction_may_be_sent_at_once_and_the_next_behind_it(client: Wire, log: Store, topic: str) -> None:
+def test_a_whole_transaction_may_be_sent_at_once_and_the_next_behind_it(client: Wire, local: Store, topic: str) -> None:
     for n in range(50):
         client.send(
             frame("STARTTX", {"sessID": 1}),
@@ -77,7 +68,7 @@ def test_a_whole_transaction_may_be_sent_at_once_and_the_next_behind_it(client: 
         assert [client.receive()[1] for _ in range(4)] == [{"ok": True}] * 4
         assert [ref["offset"] for ref in client.receive()[1]["refs"]] == [3 * n, 3 * n + 1, 3 * n + 2]
         assert client.receive()[1]["offset"] == n
-    assert stored(log, topic) == list(range(150))
+    assert stored(local, topic) == list(range(150))
 
 
 def test_an_empty_transaction_is_committed_without_refs(client: Wire) -> None:
@@ -96,21 +87,21 @@ def test_the_bus_is_what_an_event_goes_to_that_names_no_topic(tmp_path: Path) ->
         assert (settings["retention_segments"], settings["segment_bytes"]) == (3, 1 << 20)
 
 
-def test_what_is_aborted_is_not_stored(client: Wire, log: Store, topic: str) -> None:
+def test_what_is_aborted_is_not_stored(client: Wire, local: Store, topic: str) -> None:
     begin(client)
     client.send(emit(topic, 1, 1), frame("ABORTTX", {"sessID": 1}), frame("COMMITTX", {"sessID": 1}))
     assert [client.receive()[1]["ok"] for _ in range(2)] == [True, True]
     assert client.receive()[1]["errCode"] == "no_transaction"
-    assert topic not in log.topics()
+    assert topic not in local.topics()
 
 
 @pytest.mark.parametrize("session", [0, -1, 2**31 - 1, -(2**31), 7.0])
-def test_any_int32_names_a_transaction(client: Wire, log: Store, topic: str, session: Any) -> None:
+def test_any_int32_names_a_transaction(client: Wire, local: Store, topic: str, session: Any) -> None:
     begin(client, session)
     client.send(emit(topic, 1, session))
     assert client.receive()[1] == {"ok": True}
     assert client.ask("COMMITTX", sessID=session)["ok"]
-    assert stored(log, topic) == [1]
+    assert stored(local, topic) == [1]
 
 
 @pytest.mark.parametrize("type", ["STARTTX", "COMMITTX", "ABORTTX"])
@@ -136,13 +127,13 @@ def test_a_connection_may_have_64_and_another_connection_has_its_own(server: Ser
         begin(other, 5)
 
 
-def test_an_event_of_a_session_without_a_transaction_is_stored_at_once(client: Wire, log: Store, topic: str) -> None:
+def test_an_event_of_a_session_without_a_transaction_is_stored_at_once(client: Wire, local: Store, topic: str) -> None:
     assert client.emit(topic, {"n": 1}, sessID=9)["offset"] == 0
-    assert stored(log, topic) == [1]
+    assert stored(local, topic) == [1]
 
 
 def test_a_transaction_that_is_open_cannot_be_begun_and_one_that_is_not_cannot_be_ended(
-    client: Wire, log: Store, topic: str
+    client: Wire, local: Store, topic: str
 ) -> None:
     for type in ("COMMITTX", "ABORTTX"):
         assert client.ask(type, sessID=1)["errCode"] == "no_transaction"
@@ -151,10 +142,10 @@ def test_a_transaction_that_is_open_cannot_be_begun_and_one_that_is_not_cannot_b
     assert client.receive()[1]["ok"]
     assert client.ask("STARTTX", sessID=1)["errCode"] == "transaction_open"
     assert len(client.ask("COMMITTX", sessID=1)["refs"]) == 1  # it is as it was before
-    assert stored(log, topic) == [1]
+    assert stored(local, topic) == [1]
 
 
-def test_transactions_on_one_connection_do_not_mix(client: Wire, log: Store, topic: str) -> None:
+def test_transactions_on_one_connection_do_not_mix(client: Wire, local: Store, topic: str) -> None:
     for session in range(5):
         begin(client, session)
     alone = [frame("EMIT", {"streamName": topic, "eventType": "t", "event": {"n": n}}) for n in range(50)]
@@ -166,9 +157,9 @@ def test_transactions_on_one_connection_do_not_mix(client: Wire, log: Store, top
         told = client.ask("COMMITTX", sessID=session)
         assert [ref["streamName"] for ref in told["refs"]] == [f"{topic}-{n % 3}" for n in range(session, 50, 5)]
     assert client.ask("ABORTTX", sessID=0)["ok"]
-    found = [n for each in range(3) for n in stored(log, f"{topic}-{each}")]
+    found = [n for each in range(3) for n in stored(local, f"{topic}-{each}")]
     assert sorted(found) == [n for n in range(50) if n % 5 in (1, 3, 4)]
-    assert stored(log, topic) == list(range(50))
+    assert stored(local, topic) == list(range(50))
     assert len(client.ask("COMMITTX", sessID=2)["refs"]) == 10
 
 
@@ -188,66 +179,66 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "code"), BAD, ids=[next(iter(fields)) for fields, _ in BAD])
 def test_an_event_that_fails_is_not_part_of_it_and_leaves_it_open(
-    client: Wire, log: Store, topic: str, fields: dict[str, Any], code: str
+    client: Wire, local: Store, topic: str, fields: dict[str, Any], code: str
 ) -> None:
-    log.create(topic)
+    local.create(topic)
     begin(client)
     client.send(emit(topic, 1, 1), emit(topic, 2, 1, **fields), emit(topic, 3, 1))
     first, failed, last = (client.receive()[1] for _ in range(3))
     assert (first, last) == ({"ok": True}, {"ok": True})
     assert (failed["ok"], failed["errCode"]) == (False, code)
     assert len(client.ask("COMMITTX", sessID=1)["refs"]) == 2
-    assert stored(log, topic) == [1, 3]
+    assert stored(local, topic) == [1, 3]
 
 
-def test_a_commit_that_fails_has_stored_nothing_and_is_over(client: Wire, log: Store, topic: str) -> None:
-    log.append(topic, {"n": 0}, key="k")
+def test_a_commit_that_fails_has_stored_nothing_and_is_over(client: Wire, local: Store, topic: str) -> None:
+    local.append(topic, {"n": 0}, key="k")
     begin(client)
     client.send(emit(f"{topic}-other", 1, 1), emit(topic, 2, 1, key="k", expectedVersion=-1), emit(topic, 3, 1))
     assert [client.receive()[1]["ok"] for _ in range(3)] == [True] * 3
     failed = client.ask("COMMITTX", sessID=1)
     assert (failed["ok"], failed["errCode"], failed["errKind"]) == (False, "version_conflict", "Conflict")
-    assert (stored(log, topic), stored(log, f"{topic}-other")) == ([0], [])
+    assert (stored(local, topic), stored(local, f"{topic}-other")) == ([0], [])
     assert client.ask("COMMITTX", sessID=1)["errCode"] == "no_transaction"
     assert client.ask("PING") == {"ok": True}
 
 
-def test_versions_are_compared_at_the_commit_with_what_was_there_before(client: Wire, log: Store, topic: str) -> None:
+def test_versions_are_compared_at_the_commit_with_what_was_there_before(client: Wire, local: Store, topic: str) -> None:
     begin(client)
     client.send(*(emit(topic, n, 1, key="k", expectedVersion=0) for n in (1, 2)))  # there is none yet
     assert [client.receive()[1]["ok"] for _ in range(2)] == [True] * 2
-    log.append(topic, {"n": 0}, key="k")
+    local.append(topic, {"n": 0}, key="k")
     assert [ref["offset"] for ref in client.ask("COMMITTX", sessID=1)["refs"]] == [1, 2]
-    assert stored(log, topic) == [0, 1, 2]
+    assert stored(local, topic) == [0, 1, 2]
 
 
-def test_a_connection_that_ends_aborts_what_is_open(server: Server, client: Wire, log: Store, topic: str) -> None:
+def test_a_connection_that_ends_aborts_what_is_open(server: Server, client: Wire, local: Store, topic: str) -> None:
     with wire(server.tcp_url) as leaving:
         begin(leaving, 1)
         leaving.send(emit(topic, 1, 1))
         assert leaving.receive()[1]["ok"]
     wait_for(lambda: "headwater_http_connections 2.0" in server.http.get("/metrics").text)
     assert client.ask("COMMITTX", sessID=1)["errCode"] == "no_transaction"
-    assert topic not in log.topics()
+    assert topic not in local.topics()
 
 
-def test_what_was_committed_when_the_client_sends_no_more_is_answered(server: Server, log: Store, topic: str) -> None:
+def test_what_was_committed_when_the_client_sends_no_more_is_answered(server: Server, local: Store, topic: str) -> None:
     with wire(server.tcp_url) as leaving:
         leaving.send(frame("STARTTX", {"sessID": 1}), emit(topic, 1, 1), frame("COMMITTX", {"sessID": 1}))
         leaving.socket.shutdown(1)
         assert [leaving.receive()[1]["ok"] for _ in range(3)] == [True] * 3
         assert leaving.closed()
-    assert stored(log, topic) == [1]
+    assert stored(local, topic) == [1]
 
 
-def test_nobody_sees_a_part_of_one(client: Wire, log: Store, topic: str) -> None:
-    log.create(topic)
+def test_nobody_sees_a_part_of_one(client: Wire, local: Store, topic: str) -> None:
+    local.create(topic)
     parts: list[list[int]] = []
     over = threading.Event()
 
     def look() -> None:
         while not over.is_set():
-            found = stored(log, topic)
+            found = stored(local, topic)
             if len(found) % 7:
                 parts.append(found)
 
@@ -262,13 +253,13 @@ def test_nobody_sees_a_part_of_one(client: Wire, log: Store, topic: str) -> None
         over.set()
         looking.join()
     assert not parts
-    assert stored(log, topic) == list(range(700))
+    assert stored(local, topic) == list(range(700))
 
 
 # Limits
 
 
-def test_a_transaction_of_too_many_bytes_stays_open(client: Wire, log: Store, topic: str) -> None:
+def test_a_transaction_of_too_many_bytes_stays_open(client: Wire, local: Store, topic: str) -> None:
     begin(client)
     for n in range(64):
         assert client.emit(topic, {"n": n, "x": b"x" * (KIB * KIB - 100)}, sessID=1)["ok"]
@@ -276,7 +267,7 @@ def test_a_transaction_of_too_many_bytes_stays_open(client: Wire, log: Store, to
     assert (refused["errCode"], refused["errFacts"]["limit"]) == ("too_large", "transaction_bytes_max")
     assert client.emit(topic, {"n": 65}, sessID=1)["ok"]
     assert len(client.ask("COMMITTX", sessID=1)["refs"]) == 65
-    assert stored(log, topic) == [*range(64), 65]
+    assert stored(local, topic) == [*range(64), 65]
 
 
 @pytest.mark.torture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.server.tcp.unacked import AckedRange, UnackedEvents
+from headwater.server.tcp.acks import AckedRange, UnackedEvents
 
 MOST = 8
 steps = st.lists(

@@ -81,7 +81,7 @@ _decode_field = msgspec.json.Decoder(Field).decode
 
 
 async def list_binders(service: Service, request: Request) -> Response:
-    """What each binder holds, of those that the user may read."""
+    """Return what each binder holds, of those that the user may read."""
 
     def look() -> list[BinderInfo]:
         found = []
@@ -95,7 +95,7 @@ async def list_binders(service: Service, request: Request) -> Response:
 
 
 async def describe(service: Service, request: Request) -> Response:
-    """What a binder holds, and what fills it."""
+    """Return what a binder holds, and what fills it."""
     return json(await service.blocking(service.views.binder(request.name).info))
 
 

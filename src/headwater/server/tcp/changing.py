@@ -18,9 +18,8 @@ from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import protocol
 from headwater.server.changes import Pieces
 from headwater.server.scopes import binder_scope
-from headwater.server.tcp.answers import response
-from headwater.server.tcp.fields import FrameFields
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import FrameFields, response
 from headwater.server.tcp.subscription import Frames, TcpSubscription, stopping
 from headwater.views.following import StoredChange
 
@@ -34,7 +33,7 @@ TICKS_PER_MS = 10_000
 
 
 async def subscribe(connection: TcpConnection, fields: FrameFields) -> AnswerSlot:
-    """Follow a binder from a place, or from now on. The SUBRESPONSE tells where that is.
+    """Follow a binder from a position, or from now on. The SUBRESPONSE has the position.
 
     Raises NotFound if there is no such binder, Invalid for a place that is none, Denied.
     """
@@ -62,7 +61,7 @@ class ChangeSubscription(TcpSubscription):
         self._next_id = connection.subscribed + 1  # its future id, as no other can come first
 
     def encode(self, change: StoredChange, number: int) -> Callable[[], bytes]:
-        """Return what makes the RECEV of a change. In a worker's thread."""
+        """Return the encoder of the RECEV of a change. Runs in a worker thread."""
         fields: dict[str, Any] = {
             "subID": self._next_id,
             "eventType": change.kind,
@@ -78,7 +77,7 @@ class ChangeSubscription(TcpSubscription):
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[int]:
-        """Wait until changes can be sent: how many. Nothing waits in memory for its client."""
+        """Wait until changes may be sent; return how many. None are held in memory for a slow client."""
         await self.has_room()  # before its turn: others need not wait for what its client acknowledges
         async with self.connection.out.turn:
             yield await self.has_room()

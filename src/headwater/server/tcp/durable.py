@@ -22,15 +22,15 @@ from headwater.event import Event
 from headwater.position import Position
 from headwater.server.member import Formats, MemberOwner, RemoteMember
 from headwater.server.tcp import recev
+from headwater.server.tcp.acks import AckedRange
 from headwater.server.tcp.subscription import TcpSubscription, stopping
-from headwater.server.tcp.unacked import AckedRange
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
 
 NEVER = 1 << 30  # failures before an event is dead-lettered: in effect, never
-HELD_S = 0.25  # how long to look whether the connection that has it is about to end: its client may have closed it
-LEAVE_S = 15.0  # how long to wait for one that is leaving: it stores what was acknowledged, and may be at a lock
+HELD_S = 0.25  # how long to wait for the owning connection to end: its client may have closed it
+LEAVE_S = 15.0  # how long to wait for an owner that is leaving: it stores acknowledgements, and may wait for a lock
 
 
 class Owner:
@@ -51,7 +51,7 @@ class Owner:
 async def owned(
     connection: TcpConnection, topic: str, name: str, user: str, start: Position, selection: dict[str, Any]
 ) -> DurableSubscription:
-    """Return a durable subscription that this connection has, to be opened: it goes on, or is made with this start.
+    """Return a durable subscription that this connection owns, not yet open. `start` is for a new one.
 
     Raises Conflict with the code `subscription_held` if another connection of this server has it.
     """
@@ -65,7 +65,7 @@ async def owned(
 
 
 async def _own(connection: TcpConnection, key: tuple[str, str]) -> Owner:
-    """Be the owner, when the one before has left."""
+    """Become the owner, when the previous one has left."""
     owners: dict[tuple[str, str], Owner] = connection.service.durable
     while key in owners:
         other = owners[key]
@@ -83,7 +83,7 @@ async def _own(connection: TcpConnection, key: tuple[str, str]) -> Owner:
 
 
 class DurableSubscription(TcpSubscription):
-    """A member of a consumer, and the sink that it writes to."""
+    """A durable subscription: a member of a consumer, and the sink that it writes to."""
 
     def __init__(
         self, connection: TcpConnection, owner: Owner, topic: str, name: str, user: str, options: dict[str, Any]
@@ -107,7 +107,7 @@ class DurableSubscription(TcpSubscription):
         self._sending: asyncio.Task[None] | None = None  # a huge frame; kept so that it is not lost
 
     async def open(self) -> None:
-        """Join the consumer, which makes it durably; raises what that raises."""
+        """Join the consumer, which creates it durably if it is new; raises as `Store.consumer`."""
         service, options = self.connection.service, self._options
         if self.awaits and options["start"] == "latest":
             options = {**options, "start": "earliest"}  # there was nothing when it was asked for
@@ -126,7 +126,7 @@ class DurableSubscription(TcpSubscription):
         self._joining = False
 
     def joined_too_late(self, joining: asyncio.Future[RemoteMember]) -> None:
-        """The client went while the consumer was joined."""
+        """Leave the consumer: the client disconnected while it was being joined."""
         self._joining = False
         if not joining.cancelled() and joining.exception() is None:
             self._member = joining.result()
@@ -143,7 +143,7 @@ class DurableSubscription(TcpSubscription):
             super().begin()
 
     async def run(self) -> None:
-        """Wait for the topic, and begin then."""
+        """Wait for the topic, then begin."""
         await self.arrive()
         self.begin()
 
@@ -152,7 +152,7 @@ class DurableSubscription(TcpSubscription):
             self._member.resume()
 
     def flush(self) -> bool:
-        """Send what the member has encoded; False if there is no more room."""
+        """Send the frames that the member has encoded; False if the buffer is full."""
         connection, live = self.connection, self.connection.service.metrics.live
         while self._encoded and not self.closed:
             encoded, fence = self._encoded.popleft()
@@ -160,12 +160,12 @@ class DurableSubscription(TcpSubscription):
                 self.unacked.add(frames.partition, frames.offsets, fence)
                 if frames.huge is not None:
                     self._sending = connection.loop.create_task(connection.out.send_huge(frames.huge))
-                connection.write(frames.data)
+                connection.out.write(frames.data)
                 live.events += len(frames.offsets)
                 live.bytes += len(frames.data)
             if encoded.error is not None:
                 self.end(encoded.error)
-        return connection.write(b"") and not self.closed
+        return connection.out.write(b"") and not self.closed
 
     def acked(self, acked: AckedRange) -> None:
         self._acked.append(acked)
@@ -176,7 +176,7 @@ class DurableSubscription(TcpSubscription):
     # Ending
 
     async def unsubscribe(self, *, delete: bool) -> None:
-        """What was acknowledged is stored when this returns, or the consumer deleted. Raises Denied."""
+        """End the subscription. Stores acknowledgements before it returns, or deletes the consumer. Raises Denied."""
         if delete:
             await self.connection.require("UNSUBSCRIBE with delete", self.topic)
         self.close()
@@ -197,14 +197,14 @@ class DurableSubscription(TcpSubscription):
             member.leave()
 
     def left(self) -> None:
-        """The member has left, and all that was acknowledged is stored."""
+        """Release the subscription: the member has left, and all acknowledgements are stored."""
         self._owner.release()
         self.end(self._failure or stopping())
 
     # In other threads
 
     def _encode(self, events: Sequence[Event], in_memory: int) -> Iterator[bytes]:
-        """Make the frames of events that the member is to send next, huge ones one by one. In its thread."""
+        """Encode the next events of the member, huge ones one by one. Runs in its thread."""
         del in_memory  # a frame has a limit of its own
         assert self._member is not None
         fence = self._member.consumer.fences.get(events[0].partition, 0)
@@ -219,7 +219,7 @@ class DurableSubscription(TcpSubscription):
         return b""
 
     def _settle(self) -> None:
-        """Tell the consumer what was acknowledged. In any thread but the loop's."""
+        """Pass acknowledgements to the consumer. Runs in any thread but the loop's."""
         if self._member is None:
             return
         with self._settling:
@@ -242,7 +242,7 @@ def _is_huge(event: Event) -> bool:
 
 
 class _Sink:
-    """Where the member writes to. What it encoded is not given as bytes: with them go the numbers of the events."""
+    """The sink of a member. It is given frames with the offsets of their events, not plain bytes."""
 
     def __init__(self, subscription: DurableSubscription) -> None:
         self._subscription = subscription

@@ -21,10 +21,9 @@ from headwater.errors import Conflict, HeadwaterError, Unavailable
 from headwater.format import protocol
 from headwater.limits import KIB
 from headwater.server.scopes import binder_scope
-from headwater.server.tcp.answers import told
-from headwater.server.tcp.fields import INT32, FrameFields, too_many
-from headwater.server.tcp.parts import ConnectionPart
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.acks import ConnectionPart
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import INT32, FrameFields, told, too_many
 from headwater.server.tcp.subscription import stopping
 from headwater.server.wire.pieces import slices
 from headwater.views.finding import Results
@@ -41,7 +40,7 @@ _log = logging.getLogger("headwater.server")
 
 
 async def query(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
-    """QUERY: say how many there are, then send them."""
+    """Handle QUERY: return the number of results, then send them."""
     fields = FrameFields("QUERY", frame, NAMES)
     id = fields.integer("queryID", least=-INT32 - 1, most=INT32, needed=True) or 0
     name = fields.text("binder", needed=True) or ""
@@ -78,7 +77,7 @@ class QueryResults(ConnectionPart):
         self._news: asyncio.Future[None] | None = None  # what it waits for: an acknowledgement
 
     async def open(self, ask: Callable[[], Results]) -> int:
-        """Ask for the results: how many there are. Raises what is wrong with the question."""
+        """Run the query and return the number of results. Raises what is wrong with it."""
         try:
             await self._work(self._open, ask)
             assert self._results is not None
@@ -95,12 +94,12 @@ class QueryResults(ConnectionPart):
         return count
 
     def begin(self) -> None:
-        """The client knows how many there are: send them."""
+        """Send the results: the client has the number of them."""
         if not self.closed:
             self._task = self._connection.loop.create_task(self._run())
 
     def acknowledge(self, fields: FrameFields) -> None:
-        """A QUERYACK came: one more result was received."""
+        """Process a QUERYACK: the client has received one more result."""
         del fields
         if self._unacked:
             self._unacked -= 1
@@ -113,11 +112,11 @@ class QueryResults(ConnectionPart):
         self.end(stopping())
 
     def end(self, error: BaseException) -> None:
-        """It breaks off: tell the client why."""
+        """End the query with an error, which is sent to the client."""
         if not self.closed:
             if isinstance(error, HeadwaterError):
                 self._service.metrics.failed(error.code)
-            self._connection.write(protocol.encode("QUERYEND", {"queryID": self.id, **told(error)}))
+            self._connection.out.write(protocol.encode("QUERYEND", {"queryID": self.id, **told(error)}))
             self.close()
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class QueryResults(ConnectionPart):
             self._let_go()
 
     def _forget(self) -> None:
-        """Hear no more acknowledgements, and free its number."""
+        """Release the id of the query, and ignore further acknowledgements."""
         if self._connection.parts.get(("QUERYACK", self.id)) is self:
             del self._connection.parts["QUERYACK", self.id]
 
@@ -177,7 +176,7 @@ class QueryResults(ConnectionPart):
                 self._wait_for_acks()
             else:
                 self._unacked += len(some)
-            self._connection.write(b"".join(some))
+            self._connection.out.write(b"".join(some))
 
     async def _send_large(self, pieces: Iterator[bytes], *, last: bool) -> None:
         """Send a large result, slice by slice. The time for its acknowledgement begins when it is sent."""
@@ -197,9 +196,9 @@ class QueryResults(ConnectionPart):
         self._wait_for_acks()
 
     async def _room(self) -> int:
-        """Wait until something may be sent; how much."""
+        """Wait until results may be sent; return how many."""
         while True:
-            await self._connection.room()
+            await self._connection.out.room()
             room = self._connection.limits.query_unacked_max - self._unacked
             if room > 0:
                 return room
@@ -207,7 +206,7 @@ class QueryResults(ConnectionPart):
             await self._news
 
     def _wait_for_acks(self) -> None:
-        """Set the time by which the client must have acknowledged something, if there is anything.
+        """Set the deadline for the next acknowledgement, if there are unacknowledged results.
 
         None while a large result is being sent: the connection has its own time for that.
         """
@@ -225,11 +224,11 @@ class QueryResults(ConnectionPart):
     # Reading, in a worker's thread
 
     async def _work(self, function: Callable[..., T], *args: Any) -> T:
-        """Call what uses the results."""
+        """Call a function that uses the results, in a worker thread."""
         return await self._use(self._service.blocking(function, *args))
 
     async def _use(self, using: Coroutine[Any, Any, T]) -> T:
-        """Wait for what uses the results. Releases their resources when it ends, if the query is over by then."""
+        """Wait for a function that uses the results. Releases them when it ends, if the query is over by then."""
         self._busy = True
         task = self._connection.loop.create_task(using)
         task.add_done_callback(self._worked)
@@ -276,7 +275,7 @@ def _large_frame(query_id: int, result: LargeDocument) -> bytes:
 
 
 def _check_number(connection: TcpConnection, id: int) -> None:
-    """Raise what keeps the connection from having another query under this name."""
+    """Raise an error if the connection may not start another query with this id."""
     if ("QUERYACK", id) in connection.parts:
         raise Conflict(f"query {id} is still running", hint="use another queryID", code="query_open")
     most = connection.limits.connection_queries_max

@@ -5,8 +5,9 @@
 
 The fixed fields of all frames are one array, filled in column by column; what has a length of its own stands behind
 them, and one join makes the bytes. An event of BSON is sent as it is stored, if the codec can decode it: what is stored
-may be older than the check of what comes in, and a client could not read past it. Bytes only, but that the data of a
-huge event is read from its file; safe from any thread. Needs the codec of BSON.
+may be older than the check of what comes in, and a client could not read past it. Batches that were found to be sound
+are remembered. Bytes only, but that the data of a huge event is read from its file; safe from any thread. Needs the
+codec of BSON.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from headwater.server.tcp.subscription import Frames
 from headwater.server.wire.pieces import slices
 
 CHUNK_BYTES = 256 * 1024  # encoded at once: enough to vectorise, and little to be held for a slow client
+CHECKED_MAX = 4096  # batches of BSON that are known to be sound: about 1 MB
 SMALL = 16  # events of a batch below which they are cheaper as objects, gathered over many batches
 TICKS_PER_MS = 10_000
 SHALLOW_BYTES = protocol.LEVEL_BYTES_MIN * (FRAME_DEPTH_MAX - 2)  # an event is on the third level of its frame
@@ -68,6 +70,7 @@ _ROW = np.dtype(
     }
 )
 _EVENT = b"\x03event\0"
+_checked: dict[tuple[int | None, ...], int] = {}  # by batch, how many of its events from the first on are sound BSON
 _decode_json = msgspec.json.Decoder().decode
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 _CANNOT = (ValueError, TypeError, OverflowError, RecursionError, HeadwaterError)  # and what the codec has of its own
@@ -96,6 +99,7 @@ class EventColumns(NamedTuple):
     metas: Sequence[bytes | None] | None
     content: Content
     data: Sequence[bytes]
+    sound: bool = False  # its data is known to be BSON
 
 
 def encode(sub_id: int, batches: Iterator[EventBatch], frame_max: int) -> EventFrames:
@@ -181,6 +185,7 @@ def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> EventFrames
         return encode_events(sub_id, batch.events(load=False), frame_max)
     data, types, keys, metas = (stored.column(kind) for kind in (DATA, TYPE, KEY, META))
     assert data is not None
+    values = [value or b"" for value in batch.values(data)]
     columns = EventColumns(
         batch.partition,
         batch.log.node,
@@ -190,15 +195,32 @@ def _encode_batch(sub_id: int, batch: EventBatch, frame_max: int) -> EventFrames
         None if keys is None else batch.values(keys),
         None if metas is None else batch.values(metas),
         stored.content,
-        [value or b"" for value in batch.values(data)],
+        values,
+        stored.content == "bson" and _is_sound(batch, values),
     )
     return _frames(sub_id, columns, frame_max)
+
+
+def _is_sound(batch: EventBatch, values: Sequence[bytes]) -> bool:
+    """Return whether the data of a batch is BSON: looked at once, for all subscribers and redeliveries."""
+    stored, lo, hi = batch.piece
+    key = batch.log.node, batch.partition, stored.base_offset, stored.base_ticks, stored.crc(DATA)
+    checked = _checked.get(key, 0)
+    if hi <= checked:
+        return True
+    if not is_bson(values):
+        return False
+    if lo <= checked and not batch.picked:
+        if len(_checked) >= CHECKED_MAX:
+            _checked.clear()
+        _checked[key] = hi
+    return True
 
 
 def _frames(sub_id: int, columns: EventColumns, frame_max: int) -> EventFrames:
     """Return the frames of events of one partition and content."""
     count = len(columns.offsets)
-    documents = _documents(columns.content, columns.data)
+    documents = columns.data if columns.sound else _documents(columns.content, columns.data)
     wrong = _wrong(columns.content, columns.data, documents)
     types, type_sizes = _types(columns.types)
     sizes = np.fromiter(map(len, documents), np.int64, count) + type_sizes
@@ -312,6 +334,8 @@ def _documents(content: Content, values: Sequence[bytes]) -> Sequence[bytes]:
 
 def _wrong(content: Content, values: Sequence[bytes], documents: Sequence[bytes]) -> Sequence[bytes]:
     """Return the field `content` of each event that is not what its producer called it, and comes as binary."""
+    if documents is values:
+        return ()
     if content == "bson":
         return [b"" if document is value else _BYTES for value, document in zip(values, documents, strict=True)]
     if content == "bytes":

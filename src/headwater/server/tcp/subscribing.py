@@ -14,9 +14,8 @@ from headwater.match.pattern import exactly
 from headwater.match.selection import Selection
 from headwater.position import Position
 from headwater.server.tcp import changing, durable, recev
-from headwater.server.tcp.answers import OK, failure
-from headwater.server.tcp.fields import INT32, FrameFields
-from headwater.server.tcp.slots import AnswerSlot
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import INT32, OK, FrameFields, failure
 from headwater.server.tcp.subscription import TcpSubscription, check_number, find, stopping
 from headwater.server.wire.pieces import parted
 
@@ -33,7 +32,7 @@ OF_BINDERS = ("binder", "after")
 
 
 async def subscribe(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
-    """SUBSCRIBE: to a topic, or to the documents of a binder."""
+    """Handle SUBSCRIBE: to a topic, or to the documents of a binder."""
     try:
         fields = FrameFields("SUBSCRIBE", frame, OF_TOPICS + OF_BINDERS)
         check_number(connection)
@@ -47,7 +46,7 @@ async def subscribe(connection: TcpConnection, frame: dict[str, Any]) -> AnswerS
 
 
 async def unsubscribe(connection: TcpConnection, frame: dict[str, Any]) -> AnswerSlot:
-    """UNSUBSCRIBE."""
+    """Handle UNSUBSCRIBE."""
     fields = FrameFields("UNSUBSCRIBE", frame, ("subID", "delete"))
     id = fields.integer("subID", most=INT32, needed=True) or 0
     await find(connection, id).unsubscribe(delete=fields.flag("delete"))
@@ -96,7 +95,7 @@ async def enter(subscription: TopicSubscription | durable.DurableSubscription, s
 
 
 def _type(fields: FrameFields) -> str | None:
-    """Return the pattern of the types that are wanted; None for all."""
+    """Return the pattern of the event types; None for all."""
     name, pattern = fields.text("eventType"), fields.text("typeMatcher")
     if name is not None and pattern is not None:
         raise fields.wrong("has 'eventType' and 'typeMatcher'", hint="give a type or a pattern")
@@ -104,7 +103,7 @@ def _type(fields: FrameFields) -> str | None:
 
 
 def _start(fields: FrameFields) -> Position:
-    """Return where a subscription begins: at the end, unless it says."""
+    """Return where a subscription begins; by default, at the end."""
     offset, time = fields.integer("startSequence"), fields.integer("startTimestamp", most=LAST_MS)
     if offset is not None and time is not None:
         raise fields.wrong("has 'startSequence' and 'startTimestamp'", hint="give only one of them")
@@ -129,7 +128,7 @@ class TopicSubscription(TcpSubscription):
         self._selection = selection
 
     async def open(self) -> None:
-        """Find where it begins; raises NotFound for a missing topic, and what else is against it."""
+        """Find the first event; raises NotFound for a missing topic, and other errors of the request."""
         service, start = self.connection.service, self._start
         if self._partition is None:
             self.several = len((await service.blocking(service.store.describe, self.topic)).partitions) > 1
@@ -152,7 +151,7 @@ class TopicSubscription(TcpSubscription):
         raise stopping()
 
     async def _send_some(self, rest: _Rest) -> None:
-        """Encode as much as can be sent now, and send it: nothing waits in memory for its client."""
+        """Encode and send only as much as there is room for, so that a slow client holds no memory."""
         rest.room = await self.has_room()
         connection = self.connection
         encoded = await connection.service.blocking(recev.encode, self.id, rest, connection.limits.frame_bytes_max)
@@ -163,7 +162,7 @@ class TopicSubscription(TcpSubscription):
 
 
 class _Rest(Iterator[EventBatch]):
-    """Batches in parts, of which so many events are taken at a time as there is `room` for."""
+    """Batches, split so that no part has more events than there is `room` for."""
 
     def __init__(self, batches: Iterable[EventBatch]) -> None:
         self.room = 0

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.errors import HeadwaterError, Invalid, NotFound, Unavailable
 from headwater.format import protocol
-from headwater.server.tcp.answers import response, told
-from headwater.server.tcp.parts import ConnectionPart
-from headwater.server.tcp.slots import AnswerSlot
-from headwater.server.tcp.unacked import AckedRange, UnackedEvents
+from headwater.server.tcp.acks import AckedRange, ConnectionPart, UnackedEvents
+from headwater.server.tcp.frame_io import AnswerSlot
+from headwater.server.tcp.frames import response, told
 
 if TYPE_CHECKING:
     from headwater.server.tcp.connection import TcpConnection
-    from headwater.server.tcp.fields import FrameFields
+    from headwater.server.tcp.frames import FrameFields
 
 _log = logging.getLogger("headwater.server")
 
 
 class Frames(NamedTuple):
-    """RECEV frames of one partition: their bytes, where each ends in them, and the number of each.
+    """RECEV frames of one partition: their bytes, where each ends, and the offset of each event.
 
     The frame of a huge event has no bytes here: `huge` gives them, piece by piece.
     """
@@ -44,7 +43,7 @@ class Frames(NamedTuple):
 class TcpSubscription(ConnectionPart):
     """The base of all subscriptions: a subID, unacknowledged events, and an end.
 
-    `several` tells that there is more than one partition, so that an acknowledgement has to name it.
+    `several` means that there are several partitions, so an acknowledgement must name one.
     """
 
     several = False
@@ -52,7 +51,7 @@ class TcpSubscription(ConnectionPart):
     topic = ""
 
     def __init__(self, connection: TcpConnection) -> None:
-        """Raises Unavailable with the code `too_many` if the connection has as many as it may."""
+        """Raises Unavailable with the code `too_many` if the connection has the maximum number."""
         check_number(connection)
         self.id = 0  # until it is accepted
         self.connection = connection
@@ -61,21 +60,21 @@ class TcpSubscription(ConnectionPart):
         self._task: asyncio.Task[None] | None = None
         self._news: asyncio.Future[None] | None = None  # what `run` waits for: an acknowledgement
 
-    # To be filled in
+    # For subclasses to implement
 
     async def open(self) -> None:
-        """Find where it begins; raises NotFound for a missing topic, and what else is against it."""
+        """Find the first event; raises NotFound for a missing topic, and other errors of the request."""
 
     async def run(self) -> None:
-        """Send what there is, as long as there may be more. What it raises ends the subscription, and is told."""
+        """Send events until the subscription ends. An exception ends it, and is sent to the client."""
 
     def acked(self, acked: AckedRange) -> None:
-        """The client has acknowledged events."""
+        """Process newly acknowledged events."""
 
     # For the handler
 
     def accepted(self) -> AnswerSlot:
-        """The answer that the subscription is made; it begins when that is written. Nothing is awaited after this."""
+        """Return the response to SUBSCRIBE; the subscription begins when it is written. Await nothing after this."""
         self.connection.subscribed += 1
         self.id = self.connection.subscribed
         self.connection.parts["ACKEV", self.id] = self
@@ -83,7 +82,7 @@ class TcpSubscription(ConnectionPart):
         return AnswerSlot(response("SUBRESPONSE", subID=self.id), self.begin)
 
     async def unsubscribe(self, *, delete: bool) -> None:
-        """The client wants no more; with `delete`, it is to be forgotten for good. Nothing is sent after this."""
+        """End the subscription, and with `delete`, delete it. Nothing is sent after this."""
         if delete:
             raise Invalid(
                 f"subscription {self.id} is not durable: there is nothing to delete",
@@ -92,15 +91,15 @@ class TcpSubscription(ConnectionPart):
             )
         self.close()
 
-    # For what it sends
+    # Sending
 
     def begin(self) -> None:
-        """Send what there is: its answer was written."""
+        """Begin to send: the response to SUBSCRIBE is written."""
         if not self.closed:
             self._task = self.connection.loop.create_task(self._run())
 
     async def arrive(self) -> None:
-        """Wait until the topic exists, and open it; raises what is against that, as a right that was taken away."""
+        """Wait until the topic exists, and open it; raises Denied if the user has lost the right meanwhile."""
         while True:
             await self.connection.service.arrivals.wait(self.topic)
             await self.connection.require("SUBSCRIBE", self.topic)
@@ -126,15 +125,15 @@ class TcpSubscription(ConnectionPart):
             to = min(count, at + await self.has_room())
             end = ends[to - 1]
             self.unacked.add(frames.partition, frames.offsets[at:to])
-            self.connection.write(frames.data[begin:end])
+            self.connection.out.write(frames.data[begin:end])
             live.events += to - at
             live.bytes += end - begin
             at, begin = to, end
 
     async def has_room(self) -> int:
-        """Wait until something may be sent; how much."""
+        """Wait until events may be sent; return how many."""
         while True:
-            await self.connection.room()
+            await self.connection.out.room()
             room = self.unacked.room
             if room:
                 return room
@@ -142,7 +141,7 @@ class TcpSubscription(ConnectionPart):
             await self._news
 
     def acknowledge(self, fields: FrameFields) -> None:
-        """An ACKEV came. What it says of events that were not sent is not heard."""
+        """Process an ACKEV. Events in it that were not sent are ignored."""
         offset = fields.integer("seqNo", least=-1)
         partition = fields.integer("partition", most=(1 << 31) - 1)
         if offset is None:
@@ -171,13 +170,13 @@ class TcpSubscription(ConnectionPart):
     # Ending
 
     def end(self, error: BaseException) -> None:
-        """It ends by itself: tell the client why."""
+        """End the subscription with an error, which is sent to the client."""
         if not self.closed:
             metrics = self.connection.service.metrics
             if isinstance(error, HeadwaterError):
                 metrics.failed(error.code)
                 metrics.live.gaps += error.code == "offset_gone"
-            self.connection.write(protocol.encode("SUBEND", {"subID": self.id, **told(error)}))
+            self.connection.out.write(protocol.encode("SUBEND", {"subID": self.id, **told(error)}))
             self.close()
 
     def stop(self) -> None:
@@ -201,7 +200,7 @@ def find(connection: TcpConnection, id: int) -> TcpSubscription:
 
 
 def check_number(connection: TcpConnection) -> None:
-    """Raise Unavailable if the connection has as many subscriptions as it may."""
+    """Raise Unavailable if the connection has the maximum number of subscriptions."""
     most = connection.limits.subscriptions_max
     if sum(isinstance(part, TcpSubscription) for part in connection.parts.values()) >= most:
         raise Unavailable(
@@ -214,5 +213,5 @@ def check_number(connection: TcpConnection) -> None:
 
 
 def stopping() -> Unavailable:
-    """Return the error that tells clients that the server is stopping."""
+    """Return the error for clients when the server is stopping."""
     return Unavailable("the server is stopping", hint="connect again soon", code="stopping")

@@ -210,7 +210,7 @@ class Encodings:
         return self._bytes
 
     def slices(self, key: Hashable, encode: Callable[[], bytes]) -> Generator[bytes, None, None]:
-        """What `encode` returns, in slices. Raises what it raises, also in the midst, if it must be called again."""
+        """Yield what `encode` returns, in slices. Raises as `encode` does, also midway, if it must be called again."""
         with self._mutex:
             entry = self._found.setdefault(key, _EncodedPart())
             entry.readers += 1

@@ -21,9 +21,8 @@ from headwater.address import absolute, is_server, kind_of
 from headwater.errors import Invalid, NotFound
 from headwater.spark.session import open_place
 from headwater.spark.writing import publishing, spreading
-from headwater.spark.writing.layout import Layout
 from headwater.spark.writing.publishing import PublishedBatch
-from headwater.spark.writing.spreading import EncodedBatch, TopicTargets
+from headwater.spark.writing.spreading import EncodedBatch, Layout, TopicTargets
 from headwater.spark.writing.staging import StagedBatch, StagedWrite, StagingArea
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The reference in `docs/CLI.md`, made from the help of every command: `python -m headwater.cli.reference docs/CLI.md`.
+"""The reference in `docs/CLI.md`, made from the help of every command: `python -m tests.cli.reference docs/CLI.md`.
 
 What is above the marker in that page is written by hand and stays.
 """
@@ -12,7 +12,7 @@ import click
 
 from headwater.cli.app import SECTIONS, CommandContext, Family, cli
 
-MARKER = "<!-- Below, this page is made by: python -m headwater.cli.reference docs/CLI.md -->\n"
+MARKER = "<!-- Below, this page is made by: python -m tests.cli.reference docs/CLI.md -->\n"
 COLUMNS = 100
 
 
