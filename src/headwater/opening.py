@@ -34,7 +34,7 @@ from headwater.errors import Invalid
 from headwater.event import Durability
 from headwater.info import ReplicaInfo
 from headwater.limits import DEFAULTS, Limits
-from headwater.replication import progress
+from headwater.replication import marker
 from headwater.replication.marker import Marker
 from headwater.replication.replicator import Replicator
 from headwater.store import Store
@@ -238,4 +238,4 @@ def promote(path: str | os.PathLike[str]) -> None:
 
 def replica(path: str | os.PathLike[str]) -> ReplicaInfo:
     """Return how a replica is, as the replicator told last; raises NotFound if it is none."""
-    return progress.read(Path(path), Disk(), Clock())
+    return marker.read_progress(Path(path), Disk(), Clock())

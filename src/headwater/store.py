@@ -31,6 +31,7 @@ from headwater.format.puro_blocks import PuroFile, PuroVariant
 from headwater.format.settings import Replica, Retention, TopicSettings
 from headwater.info import (
     ArchivedRange,
+    CheckReport,
     ConsumerInfo,
     DeletedSegment,
     DrainResult,
@@ -40,7 +41,6 @@ from headwater.info import (
     ViewInfo,
 )
 from headwater.limits import SPLIT_BYTES, Limits
-from headwater.log.check_report import CheckReport
 from headwater.log.log_backend import LogBackend
 from headwater.log.topic_rules import with_retention
 from headwater.position import Position, Positions
@@ -172,7 +172,7 @@ class Store:
         if lack is not None:
             place = PLACES[self.backend.kind]
             raise Unsupported(f"{place} cannot {lack.what}", hint=lack.hint, code="verb_unsupported", verb=verb)
-        return cast(UpkeepVerbs, self.backend)
+        return cast("UpkeepVerbs", self.backend)
 
     @property
     def archive_url(self) -> str | None:
@@ -563,7 +563,7 @@ class Store:
         Raises NotFound if there is no such query, Invalid for wrong arguments, Unavailable with the code `query_failed`
         if it raises, or `application_down`. Only on a server; elsewhere, call `app.ask`.
         """
-        return cast(QueryVerbs, self._views("query")).query(name, arguments)
+        return cast("QueryVerbs", self._views("query")).query(name, arguments)
 
     def _views(self, verb: str) -> ViewVerbs:
         self._require(verb)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from headwater.bucket.check import check
 from headwater.errors import NotFound
 from headwater.format.batch import Batch
-from headwater.log.check_report import Counts
+from headwater.info import Counts
 from tests.bucket.stage import Opened, Stage, datas
 
 PROGRAMS = 3

@@ -7,7 +7,7 @@ import pytest
 import headwater
 from headwater.directory.repair import Action
 from headwater.format.batch import encode_one
-from headwater.log.check_report import CheckReport, Finding
+from headwater.info import CheckReport, Finding
 from tests.cli.conftest import Run
 
 DAMAGE = Finding("t", 0, "data/topics/t/0/0.log", 4096, 128, "a wrong checksum", True)

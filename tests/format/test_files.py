@@ -13,7 +13,7 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from headwater.errors import Corrupt, HeadwaterError, Unsupported
-from headwater.format import blob, cursors, segment, settings, tail
+from headwater.format import cursors, segment, settings, tail
 from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord, Words
 from headwater.format.index import Index, head_bytes
 from headwater.format.segment import SegmentHeader
@@ -194,31 +194,31 @@ def crcs_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 @given(blobs)
 def test_the_trailer_of_a_blob_comes_back(data: bytes) -> None:
     crcs = crcs_of(data)
-    trailer = blob.encode_trailer(len(data), CHUNK, crcs)
-    assert len(trailer) == 4 * len(crcs) + blob.FOOTER_BYTES
-    assert blob.decode_trailer(trailer, (len(data), CHUNK, blob.table_crc(crcs))).tolist() == crcs.tolist()
+    trailer = segment.encode_trailer(len(data), CHUNK, crcs)
+    assert len(trailer) == 4 * len(crcs) + segment.FOOTER_BYTES
+    assert segment.decode_trailer(trailer, (len(data), CHUNK, segment.table_crc(crcs))).tolist() == crcs.tolist()
 
 
 @all_bytes_each
 @given(blobs)
 def test_any_flipped_byte_of_a_trailer_is_detected(data: bytes) -> None:
     crcs = crcs_of(data)
-    trailer = blob.encode_trailer(len(data), CHUNK, crcs)
+    trailer = segment.encode_trailer(len(data), CHUNK, crcs)
     for damaged in [*all_flips(trailer), trailer[:-1], trailer[1:], b"", trailer + b"\0"]:
         with pytest.raises(Corrupt):
-            blob.decode_trailer(damaged, (len(data), CHUNK, blob.table_crc(crcs)))
+            segment.decode_trailer(damaged, (len(data), CHUNK, segment.table_crc(crcs)))
 
 
 def test_the_blob_of_another_event_is_detected() -> None:
     crcs = crcs_of(b"mine")
-    trailer = blob.encode_trailer(4, CHUNK, crcs)
+    trailer = segment.encode_trailer(4, CHUNK, crcs)
     for reference in [
-        (4, CHUNK, blob.table_crc(crcs_of(b"hers"))),
-        (5, CHUNK, blob.table_crc(crcs)),
-        (4, CHUNK + 1, blob.table_crc(crcs)),
+        (4, CHUNK, segment.table_crc(crcs_of(b"hers"))),
+        (5, CHUNK, segment.table_crc(crcs)),
+        (4, CHUNK + 1, segment.table_crc(crcs)),
     ]:
         with pytest.raises(Corrupt, match="does not match"):
-            blob.decode_trailer(trailer, reference)
+            segment.decode_trailer(trailer, reference)
 
 
 # Index

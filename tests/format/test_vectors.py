@@ -14,7 +14,7 @@ import pytest
 import headwater
 from headwater.errors import HeadwaterError
 from headwater.event import Event
-from headwater.format import batch, blob, cursors, frames, journal, producers, segment, settings, tail
+from headwater.format import batch, cursors, frames, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, TYPE
 from headwater.format.hashes import key_hash
 from headwater.format.history import ArchiveAddress, LocalManifest
@@ -148,7 +148,7 @@ def test_the_golden_cursors_are_read() -> None:
 def test_the_golden_blob_is_read() -> None:
     stored, meaning = golden("blob")
     size, crc = meaning["size"], int(meaning["table_crc"], 16)
-    crcs = blob.decode_trailer(stored[size:], (size, meaning["chunk_bytes"], crc))
+    crcs = segment.decode_trailer(stored[size:], (size, meaning["chunk_bytes"], crc))
     assert [f"{crc:08x}" for crc in crcs.tolist()] == meaning["crcs"]
     reference = bytes.fromhex(golden("batch-blob")[1]["events"][0]["data"])
     assert independent_reader.read_blob(stored, reference) == bytes(range(256)) * 5

@@ -10,7 +10,7 @@ import pytest
 from headwater.directory import check as log_check
 from headwater.directory import producer_memory as producers
 from headwater.errors import Corrupt
-from headwater.log.check_report import Finding
+from headwater.info import Finding
 from headwater.store import Store
 from tests.log.conformance import datas
 from tests.log.unsynced import open_unsynced

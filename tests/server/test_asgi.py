@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 import headwater
 from headwater.server.http.message import Client
 from headwater.server.logins import FileAccess
-from headwater.server.scopes import User
+from headwater.server.rights import User
 from tests.server import people
 from tests.server.process import http
 from tests.waiting import wait_for

@@ -22,7 +22,7 @@ from headwater.server.http.message import Client, Request
 from headwater.server.http.prompt_appends import PromptAnswer, PromptAppends
 from headwater.server.http.protocol import Intake, ServerConnection
 from headwater.server.metrics import Metrics
-from headwater.server.scopes import EVERYONE, NOBODY
+from headwater.server.rights import EVERYONE, NOBODY
 from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
 from tests.log.unsynced import open_unsynced

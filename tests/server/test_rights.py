@@ -13,8 +13,7 @@ import pytest
 
 import headwater
 from headwater.server.http.routes import RIGHTS, ROUTES
-from headwater.server.rights import Right
-from headwater.server.scopes import ACTIONS
+from headwater.server.rights import ACTIONS, Right
 from headwater.server.tcp.connection import _OWN
 from headwater.server.tcp.handlers import HANDLERS
 from tests.server import people

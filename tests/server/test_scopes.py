@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import Invalid
-from headwater.server.scopes import ACTIONS, EVERYONE, Scope, User
+from headwater.server.rights import ACTIONS, EVERYONE, Scope, User
 
 TEXTS = st.text(alphabet="ab.*\n", max_size=12)
 

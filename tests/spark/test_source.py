@@ -20,7 +20,7 @@ import headwater
 from headwater.errors import Corrupt, Denied, Invalid, NotFound
 from headwater.format.events import EventBatch, with_data
 from headwater.spark.reading import scan
-from headwater.spark.reading.shaping import SCHEMA
+from headwater.spark.reading.scan import SCHEMA
 from headwater.spark.session import open_place
 from headwater.spark.source import HeadwaterSource
 from tests.server.process import served

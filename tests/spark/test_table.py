@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 import headwater
 import headwater.spark
 from headwater.errors import Conflict, NotFound
-from headwater.spark.reading.shaping import SCHEMA
+from headwater.spark.reading.scan import SCHEMA
 from tests.archive import tables
 from tests.archive.tables import manifests
 from tests.server.process import served

@@ -16,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from headwater.event import Content
-from headwater.format import batch, blob, cursors, frames, journal, producers, settings, tail
+from headwater.format import batch, cursors, frames, journal, producers, segment, settings, tail
 from headwater.format.batch import DATA, KEY, META, PRODUCER, TYPE
 from headwater.format.column import Column
 from headwater.format.cursors import CursorsHeader, CursorSlot, MemberRecord
@@ -193,7 +193,7 @@ def _blob_crcs() -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def _blob_batch() -> Vector:
-    crc = blob.table_crc(_blob_crcs())
+    crc = segment.table_crc(_blob_crcs())
     reference = batch.encode_blob_reference(1280, 1024, crc)
     stored = batch.encode_one(1000, TICKS, "bytes", reference, b"huge", None, None, batch.BLOB)
     what = "The event of blob.hex: its data is the size, the chunk bytes and the CRC of the table of CRCs."
@@ -287,13 +287,13 @@ def _files() -> dict[str, Vector]:
         ),
         "cursors": _cursors(),
         "blob": (
-            _blob_data() + blob.encode_trailer(1280, 1024, crcs),
+            _blob_data() + segment.encode_trailer(1280, 1024, crcs),
             {
                 "what": "A blob file: 1,280 bytes of data (0 to 255, five times), in chunks of 1,024 for brevity.",
                 "size": 1280,
                 "chunk_bytes": 1024,
                 "crcs": [f"{crc:08x}" for crc in crcs.tolist()],
-                "table_crc": f"{blob.table_crc(crcs):08x}",
+                "table_crc": f"{segment.table_crc(crcs):08x}",
             },
         ),
         "index": (
@@ -370,10 +370,10 @@ def _manifest() -> LocalManifest:
     def named(start: int, end: int, suffix: str) -> ArchivedFile:
         return file(file_name(2, start, end, suffix))
 
-    blob = ArchivedBlob(17, (70_000_000, 1_048_576, 0xDEADBEEF), file(blob_name(2, 17)))
+    segment = ArchivedBlob(17, (70_000_000, 1_048_576, 0xDEADBEEF), file(blob_name(2, 17)))
     first = HistoryFile(
         0, 1000, 999, 0, TICKS, TICKS + 2000, TICKS + 2001, 64_000,
-        named(0, 1000, "parquet"), named(0, 1000, "index"), None, [blob], [(999, 1000)],
+        named(0, 1000, "parquet"), named(0, 1000, "index"), None, [segment], [(999, 1000)],
     )  # fmt: skip
     second = HistoryFile(
         1000, 1500, 500, TICKS + 2001, TICKS + 2002, TICKS + 9000, TICKS + 9000, 32_000,

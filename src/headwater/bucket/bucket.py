@@ -40,9 +40,8 @@ from headwater.event import Durability, Event, Ref, time_of
 from headwater.format import given
 from headwater.format.producers import Producer
 from headwater.format.settings import Retention, TopicRecord
-from headwater.info import DeletedSegment, MaintenanceResult, PartitionInfo, TopicInfo
+from headwater.info import CheckReport, DeletedSegment, MaintenanceResult, PartitionInfo, Progress, TopicInfo
 from headwater.limits import DEFAULTS, Limits
-from headwater.log.check_report import CheckReport, Progress
 from headwater.log.log_backend import LogBackend
 from headwater.log.log_committer import LogCommitter
 from headwater.log.reading import time_at

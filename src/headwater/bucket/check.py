@@ -19,7 +19,7 @@ from headwater.format import object as format
 from headwater.format.batch import BLOB
 from headwater.format.object import ObjectHead
 from headwater.format.segment import SegmentWindow
-from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
+from headwater.info import CheckReport, Counts, Finding, Progress, advancing
 
 LOOKS_MAX = 3  # damage that is still there then was not caused by compaction or retention
 

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from headwater.bucket.object_place import ObjectPlace
 from headwater.errors import Corrupt, HeadwaterError, Unavailable
-from headwater.format import blob as format
+from headwater.format import segment as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.limits import BLOB_CHUNK_BYTES
 from headwater.log.log import offset_gone, too_large

@@ -186,7 +186,7 @@ def list_(file: Path, as_json: bool) -> None:
 
 def _given(ctx: click.Context, given: dict[str, Any]) -> dict[str, Any]:
     """Return the checked values of `account_options`, without those that were not given."""
-    from headwater.server.scopes import Scope
+    from headwater.server.rights import Scope
 
     password = _asked_password(ctx, given["password"], given["password_stdin"])
     has = {

@@ -14,7 +14,7 @@ from headwater.cli.opening import open_log
 from headwater.cli.show import ProgressLine
 
 if TYPE_CHECKING:
-    from headwater.log.check_report import CheckReport, Finding
+    from headwater.info import CheckReport, Finding
     from headwater.store import Store
 
 

@@ -23,7 +23,7 @@ from headwater.event import Event
 from headwater.limits import Limits
 from headwater.log.follow import wait_for_more
 from headwater.log.log import Log
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.protocols import Consumer
 
 NEVER = 1 << 62  # an offset that no log reaches

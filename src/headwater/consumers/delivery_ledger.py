@@ -18,7 +18,7 @@ from headwater.format.events import EventBatch
 from headwater.limits import MIB
 from headwater.log.follow import sweep
 from headwater.log.log import Log
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 
 CHUNK_EVENTS = 4096  # what is read ahead, and the least that is handed out between two looks at the stored cursor
 CHUNK_BYTES = 8 * MIB

@@ -22,7 +22,7 @@ from headwater.event import Event
 from headwater.limits import Limits
 from headwater.log.log import Log
 from headwater.log.reading import check_id, resolve
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.position import Position
 
 

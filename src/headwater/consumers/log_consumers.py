@@ -20,7 +20,7 @@ from headwater.limits import Limits
 from headwater.log import reading
 from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.position import Position
 from headwater.requests import Consume, Drain
 

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from headwater.directory.failures import unavailable
 from headwater.directory.log_directory import LogDirectory
 from headwater.errors import Corrupt
-from headwater.format import blob as format
+from headwater.format import segment as format
 from headwater.format.batch import corrupt, encode_blob_reference
 from headwater.format.names import offset_of
 from headwater.limits import BLOB_CHUNK_BYTES

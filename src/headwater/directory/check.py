@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.directory import holes, local_manifest
+from headwater.directory import local_manifest, losses
 from headwater.directory.blobs import StoredBlob
 from headwater.directory.boundaries import Boundaries
 from headwater.directory.log_directory import LogDirectory
@@ -29,7 +29,7 @@ from headwater.format.losses import Ranges, merged
 from headwater.format.names import file_of, offset_of, topic_of
 from headwater.format.segment import HEADER_BYTES, SegmentWindow
 from headwater.format.tail import TailSlot
-from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
+from headwater.info import CheckReport, Counts, Finding, Progress, advancing
 
 if TYPE_CHECKING:
     from headwater.directory.catalog import DirectoryCatalog
@@ -78,7 +78,7 @@ def check_log(place: LogDirectory, counts: Counts, progress: Callable[[int], Non
     """Yield everything that is wrong with one log, or worth knowing. `progress` is called with the bytes read."""
     slot, findings = check_tail(place)
     yield from findings
-    bases, gaps = holes.survey(place)
+    bases, gaps = losses.survey(place)
     if not bases:
         yield _finding(place, place.path, 0, 0, "the segments are missing")
     for gap in gaps:

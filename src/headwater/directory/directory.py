@@ -33,9 +33,8 @@ from headwater.event import Durability, Ref
 from headwater.format.journal import Entry
 from headwater.format.producers import Producer
 from headwater.format.settings import Replica, Retention, TopicRecord, TopicSettings
-from headwater.info import DeletedSegment, TopicInfo
+from headwater.info import CheckReport, DeletedSegment, Progress, TopicInfo
 from headwater.limits import DEFAULTS, Limits
-from headwater.log.check_report import CheckReport, Progress
 from headwater.log.log import deleted
 from headwater.log.log_backend import LogBackend
 from headwater.log.open_topics import OpenTopic

@@ -18,8 +18,8 @@ from msgspec import structs
 from headwater.directory import recovery
 from headwater.directory.active_segment import RESERVE_BYTES_MIN, ActiveSegment
 from headwater.directory.failures import FULL, frozen, locked, unavailable
-from headwater.directory.holes import missing
 from headwater.directory.log_directory import LogDirectory
+from headwater.directory.losses import missing
 from headwater.directory.producer_memory import ProducerMemory
 from headwater.directory.tail import Tail
 from headwater.disk.disk import wait_for_lock

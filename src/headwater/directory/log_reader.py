@@ -14,11 +14,10 @@ import numpy as np
 
 from headwater.directory import recovery
 from headwater.directory.batch_lookup import NOWHERE, BatchLookup, BatchPositions, last_of
-from headwater.directory.holes import beginning, missing
 from headwater.directory.keys import KeyIndexes
 from headwater.directory.log_cursor import SegmentCursor
 from headwater.directory.log_directory import LogDirectory
-from headwater.directory.losses import Losses
+from headwater.directory.losses import Losses, beginning, missing
 from headwater.directory.parts import ArchivedSegments
 from headwater.directory.segment import OpenSegments, SegmentFile, StaleSegment
 from headwater.directory.tail import Tail

@@ -10,7 +10,7 @@ import logging
 
 import msgspec
 
-from headwater.directory import holes, journal
+from headwater.directory import journal, losses
 from headwater.directory.boundaries import Boundaries
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.segment import SegmentFile
@@ -50,7 +50,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
         raise Corrupt(f"{place} has no segments", hint=hint, path=str(place.path))
     base = bases[-1]
     if known is not None and known.segment > base:
-        raise holes.missing(place, known.segment, known.visible_offset)
+        raise losses.missing(place, known.segment, known.visible_offset)
     # An older segment was synced as a whole before the next was made, and may have been packed since: what the tail of
     # a roll that was cut short, or one that the disk kept from earlier, says of it is of no use.
     offset, position, last_ticks, producers = base, HEADER_BYTES, 0, 0
@@ -80,7 +80,7 @@ def scan(place: LogDirectory, known: TailSlot | None) -> LogEnd:
                 raise  # cutting here would lose what was written
         if not segment.data_end(position) > position:
             size = position  # what follows was reserved
-        gap = holes.ending(place, segment, offset)
+        gap = losses.ending(place, segment, offset)
         if gap is not None:
             raise gap
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.directory import holes
+from headwater.directory import losses
 from headwater.directory.check import Hole, Walk, check_log, check_tail, readable_end, settings_finding, walk
 from headwater.directory.log_directory import LogDirectory
 from headwater.directory.segment import SegmentFile
@@ -22,7 +22,7 @@ from headwater.format import producers
 from headwater.format.batch import COUNT_MAX, encode_lost
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES, SegmentHeader, SegmentWindow
-from headwater.log.check_report import Counts, Finding
+from headwater.info import Counts, Finding
 
 if TYPE_CHECKING:
     from headwater.directory.catalog import DirectoryCatalog
@@ -89,7 +89,7 @@ def plan(place: LogDirectory) -> list[Action]:
 def mends(place: LogDirectory) -> list[Mend]:
     """Return the segments that hold damage."""
     slot, _ = check_tail(place)
-    bases, _ = holes.survey(place)
+    bases, _ = losses.survey(place)
     found: list[Mend] = []
     last_ticks = 0
     for number, base in enumerate(bases):
@@ -140,7 +140,7 @@ def apply(place: LogDirectory) -> list[Action]:
 
 def fill_holes(place: LogDirectory, *, apply: bool) -> list[Action]:
     """Accept that segments are missing: what is before the oldest is gone, and a lost active one is started over."""
-    bases, gaps = holes.survey(place)
+    bases, gaps = losses.survey(place)
     if not bases:
         what = "restore the segments from a backup, or delete the topic"
         return [Action(place.topic, place.partition, str(place.path), what, manual=True)]

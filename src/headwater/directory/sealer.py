@@ -29,7 +29,7 @@ from headwater.format.column import Column
 from headwater.format.index import Index
 from headwater.format.names import offset_of
 from headwater.format.segment import HEADER_BYTES
-from headwater.log.check_report import Progress, advancing
+from headwater.info import Progress, advancing
 from headwater.log.packing import Pause, packed, runs, too_large
 
 log = logging.getLogger("headwater")

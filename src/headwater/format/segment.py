@@ -1,4 +1,7 @@
-"""A segment file (docs/FORMAT.md, "Segment"): its header, and a piece of it in memory as a sequence of batches."""
+"""A segment file (docs/FORMAT.md, "Segment"): its header, and a piece of it in memory as a sequence of batches.
+
+Also the footer of a blob file, which holds the data of one huge event ("Blob").
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Iterator
 from struct import Struct
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from headwater.errors import Corrupt, Unsupported
@@ -94,3 +99,30 @@ class SegmentWindow:
     def torn(self, position: int, offset: int) -> bool:
         """Return whether a batch with this offset begins at a position, and ends behind the window."""
         return torn(self.buffer, position - self.start, offset)
+
+
+BLOB_MAGIC = b"HWBLOB01"
+_FOOTER = Struct("<8sQIII")
+FOOTER_BYTES = 32
+
+
+def table_crc(crcs: npt.NDArray[np.uint32]) -> int:
+    return crc32c(crcs.tobytes())
+
+
+def encode_trailer(size: int, chunk_bytes: int, crcs: npt.NDArray[np.uint32]) -> bytes:
+    """Return what follows the data: the table of CRCs and the footer."""
+    footer = _FOOTER.pack(BLOB_MAGIC, size, chunk_bytes, table_crc(crcs), 0)
+    return crcs.tobytes() + footer + crc32c(footer).to_bytes(4, "little")
+
+
+def decode_trailer(stored: bytes, reference: tuple[int, int, int]) -> npt.NDArray[np.uint32]:
+    """Return the CRC of each chunk, after checking all against the reference in the batch."""
+    size, chunk_bytes, crc = reference
+    expected = -(-size // chunk_bytes) * 4 + FOOTER_BYTES
+    footer = stored[-FOOTER_BYTES:-4]
+    if len(stored) != expected or crc32c(footer).to_bytes(4, "little") != stored[-4:]:
+        raise Corrupt("the footer of a blob is damaged", position=size, size=expected)
+    if _FOOTER.unpack(footer) != (BLOB_MAGIC, size, chunk_bytes, crc, 0) or crc32c(stored[:-FOOTER_BYTES]) != crc:
+        raise Corrupt("a blob does not match the reference in its event", position=size, size=expected)
+    return np.frombuffer(stored, np.uint32, (expected - FOOTER_BYTES) // 4)

@@ -34,9 +34,8 @@ from headwater.format.settings import TopicRecord
 from headwater.history.files import reaching
 from headwater.history.records import HistoryStore
 from headwater.history.writing import write_files
-from headwater.info import ArchivedRange
+from headwater.info import ArchivedRange, Progress, advancing
 from headwater.limits import Limits
-from headwater.log.check_report import Progress, advancing
 
 DELETED = ("topic_not_found", "offset_gone", "segment_not_found")  # by others, meanwhile: it was archived, or is gone
 

@@ -24,8 +24,8 @@ from headwater.history import files
 from headwater.history.files import damaged, reaching
 from headwater.history.records import HistoryStore, open_history
 from headwater.history.writing import KeySummary
+from headwater.info import CheckReport, Counts, Finding, Progress, advancing
 from headwater.limits import DEFAULTS, Limits
-from headwater.log.check_report import CheckReport, Counts, Finding, Progress, advancing
 
 if TYPE_CHECKING:
     import pyarrow as pa

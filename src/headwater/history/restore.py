@@ -36,9 +36,8 @@ from headwater.history import files
 from headwater.history.files import reaching
 from headwater.history.records import HistoryStore, open_history
 from headwater.history.segments import SegmentEnd, write_segment
-from headwater.info import RestoreResult
+from headwater.info import Progress, RestoreResult, advancing
 from headwater.limits import DEFAULTS, Limits
-from headwater.log.check_report import Progress, advancing
 
 
 def restore(

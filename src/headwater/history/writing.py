@@ -22,8 +22,8 @@ from headwater.disk.disk import Disk
 from headwater.errors import Conflict, Corrupt
 from headwater.event import Blob
 from headwater.format import arrow, events
-from headwater.format import blob as blob_format
 from headwater.format import history as format
+from headwater.format import segment as blob_format
 from headwater.format.batch import BLOB, LOST
 from headwater.format.events import EventBatch
 from headwater.format.hashes import U32, key_hashes

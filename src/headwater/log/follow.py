@@ -11,7 +11,7 @@ from headwater.event import Event
 from headwater.format.events import EventBatch
 from headwater.log.log import Log, LogCursor
 from headwater.log.reading import pick
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 
 SLICE_S = 1.0  # the longest sleep without a look around: a lost wake-up costs at most this
 

@@ -33,7 +33,7 @@ from headwater.log.pending import PendingAppend
 from headwater.log.reading import TopicRead
 from headwater.log.rows import Rows
 from headwater.log.topic_cursor import CursorBell, TopicCursor
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.position import Positions
 from headwater.requests import Append, AppendMany, FilterOptions, Read, no_holder
 from headwater.transaction import Transaction

@@ -20,7 +20,7 @@ from headwater.format.events import EventBatch, data_in_memory
 from headwater.info import Split
 from headwater.limits import SPLITS_MAX
 from headwater.log.log import Log, cut
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.position import Position, not_a_position
 from headwater.requests import Read
 

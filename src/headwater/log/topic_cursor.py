@@ -17,7 +17,7 @@ from headwater.format.events import EventBatch
 from headwater.log.follow import wait_for_more
 from headwater.log.log import Log, offset_gone
 from headwater.log.reading import lost_between, pick
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 
 SCAN_BYTES = 8 * 1024 * 1024  # looked at in one call: a reader of rare events can be stopped so often
 

@@ -21,7 +21,7 @@ from crc32c import crc32c
 from headwater import position
 from headwater.errors import Corrupt, HeadwaterError, NotFound, out_of_memory, within_memory
 from headwater.event import Blob, Event
-from headwater.format import blob as format
+from headwater.format import segment as format
 from headwater.format.batch import Batch
 from headwater.format.events import EventBatch
 from headwater.format.frames import MEDIA_TYPE, Decoder

@@ -26,10 +26,8 @@ from headwater.format.replication import LogShare, ReplicationResponse, TopicSta
 from headwater.format.settings import Replica, TopicRecord
 from headwater.info import ReplicaInfo
 from headwater.limits import DEFAULTS, REPLICA_LOGS_MAX, Limits
-from headwater.replication import progress
 from headwater.replication.destination import Parts, ReplicaDirectory, SourceError, take
-from headwater.replication.marker import Marker
-from headwater.replication.progress import TICKS_PER_S, Copy
+from headwater.replication.marker import TICKS_PER_S, Copy, Marker, now, write_progress
 from headwater.replication.source import ReplicationSource
 
 BYTES_MAX = (
@@ -182,7 +180,7 @@ class Replicator:
             self._stopped.wait(LOOK_EVERY_S)
             return None
         answer = self._asked(pending.answer.result)
-        self._heard = progress.now(self._clock)
+        self._heard = now(self._clock)
         work = self._received(pending.copies, answer)
         following = self._ask()
         self._write(work, answer.ticks)
@@ -404,7 +402,7 @@ class Replicator:
         self._wrote_s = now_s
         info = self._info(marker, state)
         with contextlib.suppress(OSError):  # it is not truth
-            progress.write(self._path, self._disk, info)
+            write_progress(self._path, self._disk, info)
         if self._told is not None:
             self._told(info)
 

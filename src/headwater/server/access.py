@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 from headwater.errors import Denied, Invalid
 from headwater.server.http.message import Client
 from headwater.server.logins import FileAccess
-from headwater.server.scopes import EVERYONE, Action, Scope, User
+from headwater.server.rights import EVERYONE, Action, Scope, User
 
 __all__ = ["Access", "Action", "OpenAccess", "Scope", "User", "check_exposure", "chosen", "loopback", "require"]
 

@@ -23,7 +23,7 @@ from headwater.disk.disk import Clock, Disk
 from headwater.errors import Denied, HeadwaterError, Unavailable
 from headwater.limits import SERVER_DEFAULTS, ServerLimits
 from headwater.server.http.message import Client
-from headwater.server.scopes import User
+from headwater.server.rights import User
 from headwater.server.users import Password, read
 
 logger = logging.getLogger("headwater.server")

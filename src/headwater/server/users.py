@@ -23,7 +23,7 @@ from headwater.disk.disk import Clock, Disk, wait_for_lock
 from headwater.errors import Invalid, NotFound, Unavailable
 from headwater.event import time_of
 from headwater.limits import DEFAULTS, MIB, SERVER_DEFAULTS, ServerLimits
-from headwater.server.scopes import Scope, User
+from headwater.server.rights import Scope, User
 
 logger = logging.getLogger("headwater.server")
 

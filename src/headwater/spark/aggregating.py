@@ -24,7 +24,7 @@ from headwater.errors import Invalid
 from headwater.format import events
 from headwater.requests import FilterOptions
 from headwater.spark.reading import options, planning, scan
-from headwater.spark.reading.shaping import RowShape
+from headwater.spark.reading.scan import RowShape
 from headwater.spark.session import ROWS_MAX, open_place
 
 if TYPE_CHECKING:

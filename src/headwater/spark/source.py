@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from headwater.spark.reading import options, planning, scan
 from headwater.spark.reading.filters import Filters
 from headwater.spark.reading.options import SourceOptions
-from headwater.spark.reading.shaping import SCHEMA, RowShape
+from headwater.spark.reading.scan import SCHEMA, RowShape
 from headwater.spark.reading.stream import StreamReader
 from headwater.spark.session import open_place
 

@@ -23,7 +23,7 @@ from headwater.format.settings import TopicRecord
 from headwater.history import files
 from headwater.history.records import open_history, url_of
 from headwater.spark import archiving
-from headwater.spark.reading.shaping import SCHEMA
+from headwater.spark.reading.scan import SCHEMA
 from headwater.spark.session import open_place
 from headwater.store import Store
 

@@ -18,7 +18,7 @@ from headwater.errors import Conflict, Invalid, NotFound, TooLarge
 from headwater.event import Content, Event
 from headwater.format import names
 from headwater.limits import VIEW_NAME_BYTES_MAX
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.views.pipeline import Mode, Pipeline, PipelineTarget, Schema, declared
 
 if TYPE_CHECKING:

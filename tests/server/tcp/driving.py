@@ -18,7 +18,7 @@ from headwater.server.connections import Connections
 from headwater.server.http.app import HttpApplication
 from headwater.server.http.message import Client
 from headwater.server.metrics import CountingDisk, Metrics
-from headwater.server.scopes import EVERYONE, User
+from headwater.server.rights import EVERYONE, User
 from headwater.server.service import Service
 from headwater.server.settings import ServerSettings
 from headwater.server.tcp.connection import TcpConnection

@@ -17,7 +17,7 @@ from headwater.server.http.message import Client, Headers, Request, Response
 from headwater.server.http.prompt_appends import PromptAppends
 from headwater.server.http.route import Route
 from headwater.server.http.routes import Router, allowed
-from headwater.server.scopes import NOBODY
+from headwater.server.rights import NOBODY
 from headwater.server.service import Service
 
 UNCHECKED: Headers = (("headwater-credentials", "unchecked"),)

@@ -30,7 +30,7 @@ from headwater.server.http import sse
 from headwater.server.http.errors import error_line
 from headwater.server.http.message import JSON, QueryParameters, Request, Response, json
 from headwater.server.http.reading import ARRAY, LINES, SSE, chosen
-from headwater.server.scopes import binder_scope
+from headwater.server.rights import binder_scope
 from headwater.server.service import Service
 from headwater.server.wire import sse as wire
 from headwater.server.wire.decoding import decoded

@@ -17,7 +17,7 @@ import httptools
 import msgspec
 
 from headwater.errors import HeadwaterError, Invalid, TooLarge, Unavailable
-from headwater.server.scopes import NOBODY, Action
+from headwater.server.rights import NOBODY, Action
 
 if TYPE_CHECKING:
     from headwater.server.http.route import Route

@@ -9,8 +9,7 @@ from typing import Any
 
 from headwater.server.http.message import Request, Response
 from headwater.server.http.parameters import Parameter, Schema, names
-from headwater.server.rights import Right
-from headwater.server.scopes import ACTIONS, Action, binder_scope, query_scope
+from headwater.server.rights import ACTIONS, Action, Right, binder_scope, query_scope
 from headwater.server.service import Service
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

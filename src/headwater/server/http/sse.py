@@ -19,7 +19,7 @@ from headwater.errors import Closed, HeadwaterError, Invalid, NotFound
 from headwater.event import Ref, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.position import Position
 from headwater.requests import Append
 from headwater.server.channels import ChannelSubscription

@@ -17,7 +17,7 @@ from bson.int64 import Int64
 from headwater.event import UNIX_EPOCH_TICKS
 from headwater.format import protocol
 from headwater.server.changes import Pieces
-from headwater.server.scopes import binder_scope
+from headwater.server.rights import binder_scope
 from headwater.server.tcp.frame_io import AnswerSlot
 from headwater.server.tcp.frames import FrameFields, response
 from headwater.server.tcp.subscription import Frames, TcpSubscription, stopping

@@ -33,7 +33,7 @@ from headwater.server.tcp.handlers import AT_ONCE, Handler, connect
 
 if TYPE_CHECKING:
     from headwater.server.connections import Connections
-    from headwater.server.scopes import User
+    from headwater.server.rights import User
 
 NEVER = float("inf")
 LINGER_S = 2.0  # how long a client may take to read why the connection ends

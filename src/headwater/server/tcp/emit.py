@@ -26,8 +26,7 @@ from headwater.requests import Append, AppendMany
 from headwater.server import commits
 from headwater.server.access import require
 from headwater.server.commits import Group, Way
-from headwater.server.rights import action_of
-from headwater.server.scopes import User
+from headwater.server.rights import User, action_of
 from headwater.server.tcp.frame_io import AnswerSlot, ResponseSlot
 from headwater.server.tcp.frames import INT32, OK, FrameFields, emitted, failure, ref_fields, response
 

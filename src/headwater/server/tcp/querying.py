@@ -20,7 +20,7 @@ from bson.int64 import Int64
 from headwater.errors import Conflict, HeadwaterError, Unavailable
 from headwater.format import protocol
 from headwater.limits import KIB
-from headwater.server.scopes import binder_scope
+from headwater.server.rights import binder_scope
 from headwater.server.tcp.acks import ConnectionPart
 from headwater.server.tcp.frame_io import AnswerSlot
 from headwater.server.tcp.frames import INT32, FrameFields, told, too_many

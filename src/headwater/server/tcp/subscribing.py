@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, NotFound
 from headwater.format.events import EventBatch
+from headwater.match.matcher import Selection
 from headwater.match.pattern import exactly
-from headwater.match.selection import Selection
 from headwater.position import Position
 from headwater.server.tcp import changing, durable, recev
 from headwater.server.tcp.frame_io import AnswerSlot

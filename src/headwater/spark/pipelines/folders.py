@@ -8,12 +8,12 @@ before that has no effect, and after a crash behind it the next run finishes the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from headwater.disk import directories
 from headwater.disk.disk import Disk
 from headwater.errors import Conflict
 
@@ -43,9 +43,7 @@ class PipelineFolder:
         """Raise Conflict if there is anything but Parquet in it, which must not be replaced."""
         if self._disk.inode(self.path) is None:
             return
-        others = [
-            file for file in directories.files(self._disk, self.path) if not file.name.endswith(SUFFIX) and _kept(file)
-        ]
+        others = [file for file in files_in(self._disk, self.path) if not file.name.endswith(SUFFIX) and _kept(file)]
         if others or not self.path.is_dir():
             found = str(others[0].relative_to(self.path)) if others else "no directory"
             raise Conflict(
@@ -56,10 +54,10 @@ class PipelineFolder:
 
     def replace(self, write: Write) -> int:
         """Replace the whole content of the folder, atomically and durably; return how many rows it has."""
-        directories.put_back(self._disk, self.path)
+        put_back(self._disk, self.path)
         staged = self._staged(write, "new")
         rows = _rows(self._disk, staged)
-        directories.take_place(self._disk, staged, self.path)
+        take_place(self._disk, staged, self.path)
         self._disk.remove_tree(self._beside)
         return rows
 
@@ -87,7 +85,7 @@ class PipelineFolder:
             self._disk.rename(staged, certain)
             self._disk.sync_directory(self._beside)
         rows = _rows(self._disk, certain)
-        for file in list(directories.files(self._disk, certain)):
+        for file in list(files_in(self._disk, certain)):
             place = self.path / file.relative_to(certain)
             self._make(place.parent)
             self._disk.rename(file, place)
@@ -106,10 +104,10 @@ class PipelineFolder:
         staged = self.path.with_name(f".{self.path.name}.{name}")
         self._disk.remove_tree(staged)
         write(staged)
-        for file in list(directories.files(self._disk, staged)):
+        for file in list(files_in(self._disk, staged)):
             if not file.name.endswith(SUFFIX):
                 self._disk.unlink(file)
-        directories.sync(self._disk, staged)
+        sync_tree(self._disk, staged)
         return staged
 
     def _reached(self) -> FolderProgress | None:
@@ -127,4 +125,63 @@ def _kept(file: Path) -> bool:
 def _rows(disk: Disk, path: Path) -> int:
     from pyarrow import parquet
 
-    return sum(parquet.read_metadata(file).num_rows for file in directories.files(disk, path))
+    return sum(parquet.read_metadata(file).num_rows for file in files_in(disk, path))
+
+
+_CANNOT = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV)  # a system, or a file system, without the exchange
+
+
+def files_in(disk: Disk, path: Path) -> Iterator[Path]:
+    """Yield all files in a directory and those below it, sorted within each; nothing if it is not there."""
+    for name, is_directory in sorted(disk.entries(path)):
+        if is_directory:
+            yield from files_in(disk, path / name)
+        else:
+            yield path / name
+
+
+def sync_tree(disk: Disk, path: Path) -> None:
+    """Make a directory and all that is below it durable."""
+    for name, is_directory in disk.entries(path):
+        if is_directory:
+            sync_tree(disk, path / name)
+        else:
+            fd = disk.open_read(path / name)
+            try:
+                disk.fdatasync(fd)
+            finally:
+                disk.close(fd)
+    disk.sync_directory(path)
+
+
+def take_place(disk: Disk, new: Path, path: Path) -> None:
+    """Have `path` be the directory `new`, which is durable, and forget what was there. Both are in the same directory.
+
+    Where names cannot be exchanged there is none for a moment; `put_back` is for the next start after a crash in it.
+    """
+    if disk.inode(path) is None:
+        disk.rename(new, path)
+    else:
+        try:
+            disk.exchange(new, path)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            disk.remove_tree(_old(path))
+            disk.rename(path, _old(path))
+            disk.rename(new, path)
+    disk.sync_directory(path.parent)
+    for leftover in (new, _old(path)):
+        disk.remove_tree(leftover)
+
+
+def put_back(disk: Disk, path: Path) -> None:
+    """Undo what a crash has left of `take_place`."""
+    if disk.inode(path) is None:
+        with contextlib.suppress(FileNotFoundError):
+            disk.rename(_old(path), path)
+            disk.sync_directory(path.parent)
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")

@@ -18,7 +18,7 @@ from headwater import position
 from headwater.address import absolute
 from headwater.errors import Invalid
 from headwater.limits import SPLIT_BYTES
-from headwater.match.selection import Selection
+from headwater.match.matcher import Selection
 from headwater.position import OFFSET_MAX
 from headwater.spark.reading.scan import EventFilter
 

@@ -26,8 +26,7 @@ from headwater.info import TopicInfo
 from headwater.spark.reading import planning, positions, scan
 from headwater.spark.reading.options import SourceOptions
 from headwater.spark.reading.positions import Positions, TopicProgress
-from headwater.spark.reading.scan import PlannedSplit, remade
-from headwater.spark.reading.shaping import RowShape
+from headwater.spark.reading.scan import PlannedSplit, RowShape, remade
 from headwater.spark.session import open_place
 
 if TYPE_CHECKING:
