@@ -177,4 +177,4 @@ def test_what_the_directory_dropped_and_the_archive_lost_is_found(out: Path, tmp
         damaged = [finding for finding in check_archive_of(hw.directory).findings if finding.damage]
         assert [Path(finding.path).name for finding in damaged] == ["archived.json"]
         assert "no longer has them" in damaged[0].problem
-        assert hw.check().findings == []
+        assert not any(finding.damage for finding in hw.check().findings)  # an index may not be built yet

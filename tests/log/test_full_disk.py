@@ -147,7 +147,7 @@ def test_a_frozen_log_is_told_once_in_the_log_and_once_that_it_is_back(
         assert hw.directory.frozen() == []
     failed, back = (record.getMessage() for record in caplog.records)
     assert failed.startswith("topic 't', partition 0: a write failed: No space left on device")
-    assert back == "topic 't', partition 0 is not frozen any more, and takes appends"
+    assert back == "topic 't', partition 0 is no longer frozen and accepts appends"
 
 
 class SyncFailure(Disk):
@@ -234,7 +234,7 @@ def test_a_server_on_a_full_disk_goes_on_when_there_is_space(tmp_path: Path) -> 
         assert http.get(f"{server.url}/health").json() == {"status": "ok"}
         http.post(f"{server.url}/topic/t/items", content=b"x" * 5000).raise_for_status()
     assert server.output.count(b"the log is frozen until a write works again") == 1
-    assert server.output.count(b"is not frozen any more") == 1
+    assert server.output.count(b"is no longer frozen") == 1
 
 
 def test_a_server_that_may_not_write_more_goes_on_when_it_may(tmp_path: Path) -> None:

@@ -35,11 +35,10 @@ from headwater.format.replication import (
 )
 from headwater.format.settings import TopicRecord
 from headwater.log.follow import SLICE_S, wait_for_more
-from headwater.remote.reading import RemoteBlob
-from headwater.remote.transport import JSON, Transport
 
 if TYPE_CHECKING:
     from headwater.directory.directory import Directory
+    from headwater.remote.transport import Transport
 
 
 _log = logging.getLogger("headwater")
@@ -278,12 +277,14 @@ class RemoteSource:
     def more(self, logs: Sequence[LogRequest], bytes_max: int, wait_s: float) -> ReplicationResponse:
         """Return the next batches of these logs, as soon as there are any."""
         asked = ReplicationRequest(list(logs), bytes_max, int(wait_s * 1000))
-        path, headers = ("replication", "batches"), {"Content-Type": JSON}
+        path, headers = ("replication", "batches"), {"Content-Type": "application/json"}
         answer = self._transport.call("POST", path, body=_encode(asked), headers=headers, repeat=True)
         return replication.decode(answer.body, logs)
 
     def blob(self, topic: str, partition: int, batch: Batch) -> Blob:
         """Return the data of a huge event."""
+        from headwater.remote.reading import RemoteBlob  # not needed to open a directory
+
         return RemoteBlob(self._transport, topic, partition, batch.base_offset, batch.blob_reference())
 
     def producers(self, topic: str, partition: int) -> dict[str, ProducerState]:
