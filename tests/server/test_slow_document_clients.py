@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.server.test_slow_clients import (
     steady,
 )
 from tests.views.filling import Filling
+from tests.waiting import wait_for
 
 BOUND = SHARED_BYTES + CLIENTS * EACH_BYTES
 MIDDLING = 240_000  # of a document that is loaded as a whole
@@ -174,3 +177,69 @@ def test_a_slow_client_gets_a_large_document_as_it_was_when_it_began(tmp_path: P
                     received += client.recv(1 << 16)
             assert b"0001-" in received
             assert b"0002-" not in received[:HUGE]
+
+
+ANSWERS = """
+from headwater import App
+
+app = App()
+
+@app.query("small")
+def small(views):
+    return "x" * 500_000
+
+@app.query("large")
+def large(views):
+    return "x" * 8_000_000
+"""
+LARGE_BYTES = 8_000_002  # of the answer above
+HELD_BYTES_MAX = 20_000_000  # two such answers, and no third
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with named queries, and memory for two of their large answers."""
+    path = tmp_path_factory.mktemp("answering")
+    (path / "answers.py").write_text(ANSWERS)
+    limits = {"held_bytes_max": HELD_BYTES_MAX}
+    with serving(path / "data", app=str(path / "answers.py"), limits=limits) as server:
+        yield server
+
+
+def named(query: str, number: int) -> bytes:
+    """Return the request of a named query."""
+    del number
+    return f"POST /query/{query} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+def begun(client: socket.socket) -> int:
+    """Return the status of a response of which the body has begun to come; what follows is not read."""
+    received = bytearray()
+    while not received.partition(b"\r\n\r\n")[2]:
+        received += client.recv(1)
+    return int(received.split(b" ")[1])
+
+
+def test_large_answers_of_named_queries_share_the_memory_of_request_bodies(answering: Server) -> None:
+    with silent(answering, named, "large", 2) as clients:
+        assert [begun(client) for client in clients] == [200, 200]
+        refused = answering.http.post("/query/large")
+        assert refused.status_code == 503
+        assert refused.json()["code"] == "overloaded"
+        lines, content_type = b'{"n": 1}\n' * 600_000, {"content-type": "application/x-ndjson"}
+        refused = answering.http.post("/topic/t/items", content=lines, headers=content_type)
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        assert answering.http.post("/query/small").status_code == 200, "small answers take none of it"
+    wait_for(lambda: answering.http.post("/query/large").status_code == 200)
+    with silent(answering, named, "large", 2) as clients:
+        assert [begun(client) for client in clients] == [200, 200], "all of it was given back"
+
+
+def test_clients_that_read_no_answer_of_a_named_query_take_no_more_than_that_memory(answering: Server) -> None:
+    assert len(answering.http.post("/query/large").content) == LARGE_BYTES
+    before = steady(answering)
+    with silent(answering, named, "large", CLIENTS) as clients:
+        statuses = sorted(begun(client) for client in clients)
+        after = steady(answering)
+    assert statuses == [200, 200] + [503] * (CLIENTS - 2)
+    assert after - before < HELD_BYTES_MAX + BOUND
