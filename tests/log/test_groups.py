@@ -7,9 +7,11 @@ import errno
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -334,3 +336,22 @@ def test_nothing_is_appended_to_a_log_that_another_deleted_however_often_it_is_t
         for _ in range(3):
             with pytest.raises(NotFound, match="deleted"):
                 log.append(Rows.one("bytes", True, b"lost"))
+
+
+def test_a_call_is_under_way_until_it_returns_or_raises_even_if_its_traceback_is_kept() -> None:
+    rows = Rows("bytes", False)
+    seen: list[bool] = []
+
+    def raising() -> None:
+        rows.frame = sys._getframe()
+        seen.append(rows.runs())
+        with ThreadPoolExecutor() as pool:
+            seen.append(pool.submit(rows.runs).result())
+        raise KeyboardInterrupt
+
+    assert not rows.runs()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        raising()
+    assert seen == [True, True]
+    assert caught.tb.tb_next.tb_frame is rows.frame  # type: ignore[union-attr]  # the frame outlives its call
+    assert not rows.runs()

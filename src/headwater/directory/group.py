@@ -147,8 +147,10 @@ class Group:
             if ours:
                 raise _reentered()
             return
+        taker = rows.leader
+        abandoned = taker is not None and not taker.runs()  # outside the mutex: it may release objects of that call
         with self._mutex:
-            if rows.leader is not None and not rows.leader.runs():
+            if abandoned:
                 if not rows.settled:
                     rows.error = _interrupted()
                     rows.settled = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from sys import _current_frames
 from types import FrameType
 
 from headwater.event import Content
@@ -86,11 +85,19 @@ class Rows:
         self.guarded = expected is not None or producer is not None
 
     def runs(self) -> bool:
-        """Return whether the call that appends them is under way: an exception may end it at any instruction."""
-        frame = _current_frames().get(self.thread) if self.frame is not None else None
-        while frame is not None and frame is not self.frame:
-            frame = frame.f_back
-        return frame is not None
+        """Return whether the call that appends them is under way: an exception may end it at any instruction.
+
+        Only an executing frame refuses to be cleared. The frames of another thread cannot be walked instead: in
+        CPython 3.11 they may be freed on the way, and `f_back` is then whatever took their memory.
+        """
+        frame = self.frame
+        if frame is None:
+            return False
+        try:
+            frame.clear()  # of a call that has ended, so nothing needs its variables
+        except RuntimeError:
+            return True
+        return False
 
     def column(self, kind: int) -> Column | None:
         if self.columns is not None:
