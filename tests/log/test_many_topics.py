@@ -59,6 +59,18 @@ def test_the_topics_that_were_not_used_for_longest_are_closed(tmp_path: Path) ->
         assert len(open_topics(hw)) <= 4
 
 
+def test_logs_without_settings_of_their_own_share_their_limits_and_hold_nothing_for_an_archive(tmp_path: Path) -> None:
+    with open_unsynced(tmp_path / "data") as hw:
+        hw.create("own", segment_bytes=1 << 20)
+        for name in ("a", "b", "own"):
+            hw.append(name, b"")
+            assert len(list(hw.read(name))) == 1
+        a, b, own = (hw.directory.partition_log(name, 0) for name in ("a", "b", "own"))
+        assert a.place.limits is b.place.limits
+        assert own.place.limits.segment_bytes == 1 << 20
+        assert not {"key_indexes", "_summaries", "_cached", "_indexed"} & set(vars(a.archived))
+
+
 def test_a_log_that_somebody_holds_is_the_one_that_others_get(tmp_path: Path) -> None:
     with open_unsynced(tmp_path / "data", limits=Limits(open_topics_max=2)) as hw:
         hw.append("held", b"0")

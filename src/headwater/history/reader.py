@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -41,13 +42,28 @@ class ArchiveReader:
         self._place = place
         self._archive = archive
         self._cache = cache
-        self._cached = msgspec.structs.replace(place, path=cache.folder(place.uuid))
-        self._indexed = msgspec.structs.replace(place, path=cache.folder(place.uuid, ".keys"))
         self._known: tuple[int | None, LocalManifest | None] = None, None  # what identifies the file, and what it holds
         self._open: OrderedDict[int, SegmentFile] = OrderedDict()
         self._opening = threading.Lock()  # protects `_open`
-        self.key_indexes = KeyIndexes(self._cached, lambda _base: None)
-        self._summaries = KeyIndexes(self._indexed, lambda _base: None)
+
+    # Made at the first use: most logs have nothing in an archive, and very many may be open.
+
+    @cached_property
+    def key_indexes(self) -> KeyIndexes:
+        """Return the key indexes of the segments in the cache."""
+        return KeyIndexes(self._cached, lambda _base: None)
+
+    @cached_property
+    def _summaries(self) -> KeyIndexes:
+        return KeyIndexes(self._indexed, lambda _base: None)
+
+    @cached_property
+    def _cached(self) -> LogDirectory:
+        return msgspec.structs.replace(self._place, path=self._cache.folder(self._place.uuid))
+
+    @cached_property
+    def _indexed(self) -> LogDirectory:
+        return msgspec.structs.replace(self._place, path=self._cache.folder(self._place.uuid, ".keys"))
 
     def known(self) -> LocalManifest | None:
         """Return what is archived, as far as this directory knows; None if nothing is."""

@@ -80,13 +80,13 @@ def with_retention(chosen: TopicSettings, changes: Retention) -> TopicSettings:
 
 
 def limits_of(topic: TopicRecord, limits: Limits) -> Limits:
-    """Return the limits with the topic's own settings laid over."""
+    """Return the limits with the topic's own settings laid over: the same object if it has none, for all such logs."""
     own = {
         field: value
         for field in ("segment_bytes", "segment_age_ms", "data_bytes_max")
         if (value := getattr(topic.settings, field))
     }
-    return msgspec.structs.replace(limits, **own)
+    return msgspec.structs.replace(limits, **own) if own else limits
 
 
 def not_found(name: str, where: object) -> NotFound:
