@@ -107,7 +107,10 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def value(self) -> Any:
-        """Return the data as its content says: bytes, str, or what the JSON or BSON holds."""
+        """Return the data as its content says: bytes, str, or what the JSON or BSON holds.
+
+        It never depends on what the data looks like: bytes that are JSON stay bytes, and `json()` parses them.
+        """
         data, content = self.data, self.content
         if data is None:
             data = b"".join(self.chunks())
@@ -118,6 +121,20 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         if content == "bson":
             return _decode_bson(self, data)
         return data
+
+    def json(self) -> Any:
+        """Return what the data holds as JSON, whatever its content says; of BSON, its document.
+
+        Raises Invalid with the code `bad_json` or `bad_bson` for other data.
+        """
+        data = b"".join(self.chunks()) if self.data is None else self.data
+        if self.content == "bson":
+            return _decode_bson(self, data)
+        try:
+            return _decode_json(data)
+        except (ValueError, RecursionError) as error:
+            what = f"is not JSON: {error}"
+            raise Invalid(f"{_named(self)} {what}", hint=_HINT, code="bad_json", **_place(self)) from error
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the data in verified pieces of at most 1 MiB, for any event, with bounded memory."""
@@ -215,11 +232,16 @@ def _decode_bson(event: Event, data: bytes) -> Any:
     try:
         return bson.decode(data, options)
     except (bson.errors.BSONError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Invalid(
-            f"event {event.offset} of topic {event.topic!r}, partition {event.partition}, is not BSON: {error}",
-            hint="its bytes are in event.data",
-            code="bad_bson",
-            topic=event.topic,
-            partition=event.partition,
-            offset=event.offset,
-        ) from error
+        what = f"is not BSON: {error}"
+        raise Invalid(f"{_named(event)} {what}", hint=_HINT, code="bad_bson", **_place(event)) from error
+
+
+_HINT = "its bytes are in event.data"
+
+
+def _named(event: Event) -> str:
+    return f"event {event.offset} of topic {event.topic!r}, partition {event.partition},"
+
+
+def _place(event: Event) -> dict[str, Any]:
+    return {"topic": event.topic, "partition": event.partition, "offset": event.offset}

@@ -12,6 +12,8 @@ import pytest
 import headwater
 from headwater import Invalid, Limits, Store
 from headwater.errors import NotFound
+from headwater.format.column import Column
+from headwater.format.contents import may_be_json
 from tests.planting import plant
 
 OVER_TEN = {"total": {"$gt": 10}}
@@ -31,8 +33,8 @@ def append_mixed(hw: Store) -> list[int]:
     """Batches of one and of many events, of every content; returns the offsets of those with a total above ten."""
     hw.append("t", {"total": 11}, type="placed", key="a")  # 0
     hw.append("t", {"total": 2}, type="placed", key="a")
-    hw.append("t", '{"total": 99}', type="noted")
-    hw.append("t", b'{"total": 99}', type="scanned")
+    hw.append("t", '{"total": 99', type="noted")
+    hw.append("t", b'[{"total": 99}]', type="scanned")
     hw.append("t", bson.encode({"total": 12}), content="bson", type="placed")  # 4
     plant(hw, "t", b'{"total": 99')
     hw.append_many("t", [{"total": n} for n in range(20)], types=["placed", "paid"] * 10, keys=["a", "b"] * 10)
@@ -56,6 +58,31 @@ def test_all_ways_to_read_find_the_same_also_when_packed(hw: Store, compression:
         assert offsets(hw, match={"none": 1}) == []
         assert len(offsets(hw, match={})) == 661 - 6
         assert hw.seal("t") in (0, 1)
+
+
+@pytest.mark.parametrize("content", ["bytes", "text"])
+def test_json_objects_match_whatever_their_content(hw: Store, content: Any) -> None:
+    found = [b'{"total": 11}', b' \n\t{"total":12}\r\n', '{"total": 13, "by": "Åsa"}'.encode()]
+    other = [b'{"total": 1}', b"", b"total 99", b'[{"total": 99}]', b'{"total": 99', b' {"total": 99} 1', b" ", b"99"]
+    hw.append_many("t", [*found, *other], content=content)  # 0 to 10
+    hw.append_many("t", found[:1] * 40, content=content)  # 11 to 50: one value for all when packed
+    hw.append_many("t", (found[:1] + other[:3]) * 20, content=content)  # 51 to 130: a dictionary when packed
+    for data in (*other, *found):  # 131 to 141
+        hw.append("t", data, content=content)
+    expected = [0, 1, 2, *range(11, 51), *range(51, 131, 4), 139, 140, 141]
+    for _ in ("as appended", "packed"):
+        assert offsets(hw, match=OVER_TEN) == expected
+        assert hw.seal("t") in (0, 1)
+    assert [event.data for event in hw.read("t", end=11)] == [*found, *other]
+
+
+@pytest.mark.parametrize("column", [Column(3, b'{"a":1}'), Column.of_repeated([b"{}", b"no", b"{}"]), Column(2, b"")])
+def test_the_first_byte_tells_what_may_be_json_in_every_encoding(column: Column) -> None:
+    values = [value or b"" for value in column.values(0, column.count)]
+    assert may_be_json(column).tolist() == [value[:1] == b"{" for value in values]
+    arrays = Column.of([b"[1]", b"{}", b" [", b"", b"x"])
+    assert may_be_json(arrays).tolist() == [True, True, True, False, False]
+    assert may_be_json(arrays, objects_only=True).tolist() == [False, True, True, False, False]
 
 
 def test_the_events_found_are_the_events(hw: Store) -> None:

@@ -29,8 +29,11 @@ bson_values = st.dictionaries(
 data_of_contents = st.one_of(
     st.tuples(strategies.data, strategies.contents),  # seldom what it is said to be
     st.tuples(st.text().map(lambda text: text.encode(errors="replace")), st.just("text")),
-    st.tuples(json_values.map(msgspec.json.encode), st.just("json")),
-    st.tuples(json_values.map(lambda value: b" " + msgspec.json.format(msgspec.json.encode(value))), st.just("json")),
+    st.tuples(json_values.map(msgspec.json.encode), st.sampled_from(["bytes", "text", "json"])),
+    st.tuples(
+        json_values.map(lambda value: b" " + msgspec.json.format(msgspec.json.encode(value))),
+        st.sampled_from(["bytes", "text", "json"]),
+    ),
     st.tuples(bson_values.map(bson.encode), st.just("bson")),
 )
 
@@ -91,7 +94,13 @@ def test_data_is_readable_where_it_can_be_and_exact_beside_where_it_is_not() -> 
     assert fields(b"{broken", "json") == {"data_base64": "e2Jyb2tlbg=="}
     assert fields(b'{"a": "\xff"}', "json") == {"data_base64": "eyJhIjogIv8ifQ=="}
     assert fields(b"\xff", "text") == {"data_base64": "/w=="}
-    assert fields(b"ab", "bytes") == {"data_base64": "YWI="}
+    for content in ("bytes", "text"):
+        assert fields(b"ab", content) == {"data": "ab"}
+        assert fields(b'"ab"', content) == {"data": '"ab"'}
+        assert fields(b'{"a": 1.50}', content) == {"data": {"a": 1.5}}
+        assert fields(over_lines, content) == {"data": over_lines.decode()}
+        assert fields(b'[1, "\xff"]', content) == {"data_base64": base64.b64encode(b'[1, "\xff"]').decode()}
+    assert fields(b"\xff", "bytes") == {"data_base64": "/w=="}
     assert fields(bson.encode({"a": 1}), "bson") == {"data": {"a": 1}}
     wide = bson.encode({"a": bson.Int64(1)})
     assert fields(wide, "bson") == {"data": {"a": 1}, "data_base64": base64.b64encode(wide).decode()}

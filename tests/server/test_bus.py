@@ -70,6 +70,19 @@ def beyond(source: Source) -> list[tuple[str, str]]:
     return [(got.event, got.data) for got in source.events]
 
 
+def test_the_bus_takes_json_and_refuses_what_is_none(call: Caller) -> None:
+    marked = {"Content-Type": "application/json"}
+    assert call("POST", "/api/events?type=a", b'{"a": 1}', marked).status == 200
+    broken = call("POST", "/api/events?type=a", b'{"a": 1', marked)
+    assert (broken.status, broken.body["code"]) == (400, "bad_json")
+    call.publish("a", '{"a": 2}')
+    with headwater.open(call.server.url) as hw:
+        assert [(event.content, event.json()) for event in hw.read("events")] == [
+            ("json", {"a": 1}),
+            ("text", {"a": 2}),
+        ]
+
+
 async def test_what_is_published_comes_with_its_id_type_and_lines(call: Caller) -> None:
     first = call.publish("greeting", "hello\nworld\n")
     async with subscribed(call.server.url, "/api/events") as source:

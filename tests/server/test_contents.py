@@ -86,6 +86,30 @@ def test_http_refuses_it_in_every_form(server: Server, content: str, good: bytes
     assert end() == before
 
 
+def test_json_sent_as_a_form_is_stored_as_sent_and_is_json_to_every_reader(server: Server) -> None:
+    """What `curl -d` sends, whatever its Content-Type."""
+    server.http.put("/topic/form")
+    sent = [b'{"a": 1, "by": {"name": "Ann"}}', b'{"a": 2}', b"a=1&b=2"]
+    for body in sent:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert server.http.post("/topic/form/items", content=body, headers=form).status_code == 200
+    items, lines = "/topic/form/items", {"Accept": "application/x-ndjson"}
+    told = [json.loads(line) for line in server.http.get(items, headers=lines).text.splitlines()]
+    assert [line["data"] for line in told] == [{"a": 1, "by": {"name": "Ann"}}, {"a": 2}, "a=1&b=2"]
+    assert {line["content"] for line in told} == {"bytes"}
+    found = server.http.get(items, headers=lines, params={"match": '{"by.name": "Ann"}'}).text.splitlines()
+    assert [json.loads(line)["offset"] for line in found] == [0]
+    stream = server.http.get(items, headers={"Accept": "text/event-stream"}, params={"wait_for_more": "false"}).text
+    assert 'data: {"a": 2}\n' in stream
+    with headwater.open(server.url) as hw:
+        assert [event.data for event in hw.read("form")] == sent
+        assert [event.json()["a"] for event in hw.read("form", match={})] == [1, 2]
+        assert next(hw.read("form")).value == sent[0]
+        with pytest.raises(Invalid, match="event 2 of topic 'form'") as caught:
+            next(iter(hw.read("form", start=2))).json()
+        assert caught.value.code == "bad_json"
+
+
 @pytest.mark.parametrize("content", ["json", "text"])
 def test_large_items_are_checked_however_they_are_sent(server: Server, content: str) -> None:
     sound = b'"' + "é".encode() * MIB + b'"'

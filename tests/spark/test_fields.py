@@ -410,9 +410,16 @@ def test_data_that_is_too_large_has_no_fields() -> None:
     assert read("json", [None], schema) == [{"i": None}]
 
 
-def test_data_that_is_bytes_or_text_has_no_fields() -> None:
-    assert read("text", [b'{"i":1}'], schema_of(i=t.IntegerType())) == [{"i": None}]
-    assert read("bytes", [], schema_of(i=t.IntegerType())) == []
+@pytest.mark.parametrize("content", ["bytes", "text"])
+def test_bytes_and_text_that_are_a_json_object_have_fields(content: str) -> None:
+    schema = schema_of(i=t.IntegerType())
+    data = [b'{"i":1}', b"", None, b' {"i": 2}\n', b"[1]", b"no", b'{"i":3', b"\xff"]
+    assert [row["i"] for row in read(content, data, schema)] == [1, None, None, 2, None, None, None, None]
+    assert read(content, [], schema) == []
+    assert read(content, [b'{"i":1}'] * 3, schema, "failfast") == [{"i": 1}] * 3
+    with pytest.raises(Invalid, match=f"1: its data is {content}, but not a JSON object"):
+        read(content, [b'{"i":1}', b"no"], schema, "failfast")
+    assert fields.documents(content, pa.array(data, pa.binary())) == [{"i": 1}, {"i": 2}]
 
 
 def test_bson_has_types_of_its_own() -> None:

@@ -80,6 +80,13 @@ def test_a_path_into_what_has_no_fields_leads_nowhere(hw: Store) -> None:
     assert seen.row(hw, "b", "p").skipped == 6
 
 
+def test_a_path_leads_into_bytes_and_text_that_are_a_json_object(hw: Store) -> None:
+    for data in (b'{"by": {"name": "ann"}}', ' {"by": {"name": "bob"}}', b'{"by": {"name": "eve"}', '"by"', b"[1]"):
+        hw.append("t", data)
+    assert list(folded(hw, count, key="by.name")) == ["ann", "bob"]
+    assert seen.row(hw, "b", "p").skipped == 3
+
+
 def test_numbers_and_bytes_become_text(hw: Store) -> None:
     keys: list[Any] = [17, -3, b"ann", "ann", "\u00e9", "a\0b", "a", ""]
     for number in range(len(keys)):

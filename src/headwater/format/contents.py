@@ -1,5 +1,7 @@
 """Checks that data is what its content says: JSON, UTF-8 or BSON. `requests` makes them where events come in.
 
+Bytes and text that are a JSON object or array are JSON to every reader of fields; `may_be_json` finds the candidates.
+
 What is stored may be older than the checks, so readers do not rely on them, and events that are copied as they are
 stored (dead letters, replicas, imports of what was exported) are not checked again. Bytes only; safe from any thread.
 """
@@ -17,7 +19,7 @@ from headwater.errors import Invalid, Unsupported
 from headwater.event import Content
 from headwater.format import protocol
 from headwater.format.codec import codec
-from headwater.format.column import Column
+from headwater.format.column import Bools, Column
 from headwater.format.jsonl import check_json
 
 EVENT_DEPTH = 3  # the level of an event over TCP: it is in a frame, which is in a document
@@ -27,6 +29,7 @@ CODES = frozenset(("bad_json", "not_utf8", "bad_bson", "too_deep"))  # of the er
 HINT = 'correct it, or store it as it is with content="bytes"'
 _length = protocol.LENGTH.unpack_from
 _look_at = msgspec.json.Decoder(msgspec.Raw).decode  # a third of what it costs to build the values
+_BEGINS, _BEGINS_OBJECT = (np.isin(np.arange(256), list(signs)) for signs in (b"{[ \t\r\n", b"{ \t\r\n"))
 _NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -91,6 +94,20 @@ class StreamedText:
     def end(self) -> None:
         """Raise Invalid if the text ends within a character."""
         self.take(b"", final=True)
+
+
+def may_be_json(column: Column, *, objects_only: bool = False) -> Bools:
+    """Return for each value of a column whether it may be a JSON object or array, by its first byte alone.
+
+    One that begins with white space may be: only a parser tells.
+    """
+    begins = _BEGINS_OBJECT if objects_only else _BEGINS
+    if column.offsets is None:
+        return np.full(column.count, bool(len(column.data)) and bool(begins[column.data[0]]))
+    starts, ends = column.offsets[:-1], column.offsets[1:]
+    found = ends > starts
+    found[found] = begins[np.frombuffer(column.data, np.uint8)[starts[found]]]
+    return found if column.codes is None else found[column.codes]
 
 
 def numbered(error: Invalid, index: int) -> Invalid:

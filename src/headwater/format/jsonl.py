@@ -1,9 +1,9 @@
 """Events as lines of JSON (docs/TRANSFER.md, "JSON lines").
 
 An event has, in this order: `topic, partition, offset, time, id, type, key, content, data, meta`. `data` is a JSON
-value for `json` and `bson` (as relaxed Extended JSON) and a string for `text`. What JSON cannot hold comes as base64
-under another name: `data_base64` for `bytes`, `key_base64` for a key that is not UTF-8. A huge event has
-`data_bytes`, its size, instead of data.
+value for `json` and `bson` (as relaxed Extended JSON). For `text` and `bytes` it is a JSON object or array where the
+data is one, else a string. What is not UTF-8 comes as base64 under another name: `data_base64`, `key_base64`. A huge
+event has `data_bytes`, its size, instead of data.
 
 `ids`, `times` and `strings` make the texts of many events at once, as rows of ASCII: lines and server-sent events are
 full of them. Bytes only; safe from any thread.
@@ -42,6 +42,8 @@ class EventLine(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     meta: dict[str, str] = {}
 
 
+JSON_SPACE = b" \t\r\n"
+BEGINS_JSON = (b"{", b"[")  # of objects and arrays, which bytes and text may hold
 _NO_META: dict[str, str] = {}
 _encode = msgspec.json.Encoder().encode
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -94,6 +96,9 @@ def data_of(line: EventLine, content: Content | None) -> tuple[bytes, Content]:
             return raw, said
         if said == "bson":
             return to_bson(raw), said
+        if raw[:1] in BEGINS_JSON:
+            check_json(raw)
+            return raw, said
         return _decode_text(raw).encode(), said
     except (ValueError, RecursionError) as error:
         raise Invalid(f"the data is not {said}: {error}") from error
@@ -114,10 +119,11 @@ def data_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType, i
     try:
         if event.content == "json":
             return Raw(one_line(data)), UNSET, UNSET
-        if event.content == "text":
-            return data.decode(), UNSET, UNSET
         if event.content == "bson":
             return Raw(from_bson(data)), UNSET, UNSET
+        if holds_json(data):
+            return Raw(msgspec.json.format(data, indent=-1)), UNSET, UNSET
+        return data.decode(), UNSET, UNSET
     except (ValueError, RecursionError):
         pass  # the content is what its producer called it, and need not be true
     return UNSET, _base64(data), UNSET
@@ -130,6 +136,17 @@ def check_json(data: bytes) -> None:
         data.decode()  # which the look leaves out
 
 
+def holds_json(data: bytes) -> bool:
+    """Return whether data is a JSON object or array, as bytes and text may be; looks at its first sign first."""
+    if data.lstrip(JSON_SPACE)[:1] not in BEGINS_JSON:
+        return False
+    try:
+        check_json(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def one_line(data: bytes) -> bytes:
     """JSON without white space, its numbers as written. Raises as `check_json` does."""
     check_json(data)  # formatting alone lets some damage pass
@@ -139,19 +156,34 @@ def one_line(data: bytes) -> bytes:
 def _exact_fields(event: Event) -> tuple[Raw | str | UnsetType, str | UnsetType]:
     data, content = event.data, event.content
     assert data is not None
-    if content == "bytes":
-        return UNSET, _base64(data)
+    if content in ("bytes", "text"):
+        return _exact_text(data)
     if content == "json":
         try:
             check_json(data)
         except (ValueError, RecursionError):
             return UNSET, _base64(data)
-        if b"\n" not in data and b"\r" not in data and data[:1] not in b" \t" and data[-1:] not in b" \t":
+        if _fits_a_line(data):
             return Raw(data), UNSET
     value, exact, _ = data_fields(event)
-    if content == "text" or exact is not UNSET:
+    if exact is not UNSET:
         return value, exact
     return value, UNSET if content == "bson" and _same_bson(value, data) else _base64(data)
+
+
+def _exact_text(data: bytes) -> tuple[Raw | str | UnsetType, str | UnsetType]:
+    """Return the fields of bytes or text; JSON that a line would change is a string, which keeps every byte."""
+    if _fits_a_line(data) and holds_json(data):
+        return Raw(data), UNSET
+    try:
+        return data.decode(), UNSET
+    except UnicodeDecodeError:
+        return UNSET, _base64(data)
+
+
+def _fits_a_line(data: bytes) -> bool:
+    """Return whether JSON can be written into a line as it is, and read from it byte for byte."""
+    return b"\n" not in data and b"\r" not in data and data[:1] not in b" \t" and data[-1:] not in b" \t"
 
 
 def _line(

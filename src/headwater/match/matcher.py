@@ -22,6 +22,7 @@ from headwater.errors import Unsupported
 from headwater.event import Content
 from headwater.format.batch import BLOB, DATA, KEY, TYPE, Batch
 from headwater.format.column import I64, Column
+from headwater.format.contents import may_be_json
 from headwater.match.language import All, Node, Not, Some, Term, parse, read
 from headwater.match.pattern import compile_pattern
 from headwater.match.values import MISSING, Each, Test
@@ -64,11 +65,10 @@ class Matcher:
     def hits(self, content: Content, data: Sequence[bytes]) -> list[int]:
         """Which of the data match: their places, in order. What is neither JSON nor BSON, or not well formed, does not.
 
-        Raises Unsupported for BSON without its codec; nothing else, whatever the data.
+        Bytes and text match if they are a JSON object. Raises Unsupported for BSON without its codec; nothing else,
+        whatever the data.
         """
-        if content == "json":
-            return self._json_hits(data)
-        return self._bson_hits(data) if content == "bson" else []
+        return self._bson_hits(data) if content == "bson" else self._json_hits(data)
 
     def _json_hits(self, data: Sequence[bytes]) -> list[int]:
         places: Iterable[int] = range(len(data))
@@ -232,9 +232,13 @@ class Selection:
         return np.flatnonzero(mask)
 
     def _matching(self, matcher: matching.Matcher, batch: Batch, rows: I64, load_blob: LoadBlob) -> I64:
-        column = batch.column(DATA) if batch.content in ("json", "bson") else None
+        column = batch.column(DATA)
         if column is None:
             return rows[:0]
+        if batch.content in ("bytes", "text") and not batch.flags & BLOB:
+            rows = rows[may_be_json(column, objects_only=True)[rows]]
+            if not len(rows):
+                return rows
         if column.offsets is None:  # one value for all
             data = load_blob(batch) if batch.flags & BLOB else bytes(column.data)
             return rows if data is not None and matcher.hits(batch.content, [data]) else rows[:0]

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from headwater.event import Event
+from headwater.format.jsonl import holds_json
 from headwater.info import ViewError
 from headwater.limits import MIB, QUARANTINED_MAX
 from headwater.views.app import Projection
@@ -199,6 +200,14 @@ class DocumentFold:
         return ids
 
 
+def _fields(event: Event) -> Any:
+    """Return the data as JSON, also of bytes and text that are a JSON object; None for others, which have no fields."""
+    if event.content in ("json", "bson"):
+        return event.value
+    data = b"".join(event.chunks()) if event.data is None else event.data
+    return event.json() if holds_json(data) else None
+
+
 def key_function(projection: Projection) -> Callable[[Event], Any]:
     key = projection.key
     if key is None:
@@ -208,7 +217,7 @@ def key_function(projection: Projection) -> Callable[[Event], Any]:
     path = key.split(".")
 
     def find(event: Event) -> Any:
-        value = event.value
+        value = _fields(event)
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         return value

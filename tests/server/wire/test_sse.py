@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from headwater.errors import Invalid
 from headwater.event import Event
 from headwater.format.events import EventBatch
+from headwater.format.jsonl import holds_json
 from headwater.server.wire import sse
 from tests import strategies
 from tests.server.wire.logs import event_batches, made, of, opened
@@ -67,7 +68,7 @@ def is_text(data: bytes) -> bool:
 def shown(event: Event, *, bus: bool) -> str:
     """What the data of a message should be."""
     assert event.data is not None
-    as_it_is = event.content in ("text", "json") or (event.content == "bytes" and bus)
+    as_it_is = event.content in ("text", "json") or (event.content == "bytes" and (bus or holds_json(event.data)))
     if as_it_is and is_text(event.data):
         return re.sub("\r\n|\r", "\n", event.data.decode())
     return base64.b64encode(event.data).decode()
@@ -107,6 +108,12 @@ def test_the_bytes_of_a_frame() -> None:
     assert sse.encode(batch) == (
         b"id: %b\nevent: greeting\ndata: first\ndata: second\n\nid: %b\ndata: \n\n" % (ids[0], ids[1])
     )
+
+
+def test_bytes_that_are_json_are_shown_as_they_are_and_others_as_base64() -> None:
+    rows = [b'{"a": 1}', b" [1,\n2]", b"plain", b'{"a": 1', b'["\xff"]']
+    found = [message.data for message in read(sse.encode(of([Row(row) for row in rows], "bytes")))]
+    assert found == ['{"a": 1}', " [1,\n2]", *(base64.b64encode(row).decode() for row in rows[2:])]
 
 
 def test_bson_is_shown_as_extended_json_and_what_is_none_as_base64() -> None:

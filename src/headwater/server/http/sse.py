@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from headwater.errors import Closed, HeadwaterError, Invalid, NotFound
-from headwater.event import Ref, ticks_and_node
+from headwater.event import Content, Ref, ticks_and_node
 from headwater.format.events import EventBatch
 from headwater.log.topic_cursor import Gap, Offsets, TopicCursor
 from headwater.match.matcher import Selection
@@ -24,7 +24,7 @@ from headwater.position import Position
 from headwater.requests import Append
 from headwater.server.channels import ChannelSubscription
 from headwater.server.feeds import beating
-from headwater.server.http.message import BodyStream, Headers, Request, Response, StreamSink, json
+from headwater.server.http.message import JSON, BodyStream, Headers, Request, Response, StreamSink, json
 from headwater.server.service import Service
 from headwater.server.wire import sse
 from headwater.server.wire.pieces import encoded, joined, parted
@@ -296,11 +296,12 @@ async def publish(service: Service, request: Request) -> Response:
     if not _LINE_ENDS.isdisjoint(type):
         raise Invalid("a type on the bus must be a single line", code="bad_parameter")
     data = await request.body(service.backend.limits.data_bytes_max)
+    content: Content = "json" if request.media_type == JSON else "text"
     try:
-        ref = await _append(service, type, data)
+        ref = await _append(service, type, data, content)
     except NotFound:
         await service.make(service.settings.bus.topic)
-        ref = await _append(service, type, data)
+        ref = await _append(service, type, data, content)
     except Invalid as error:
         if error.code != "not_utf8":
             raise
@@ -324,9 +325,9 @@ async def follow(service: Service, request: Request) -> Response:
         return respond_later(service, request, service.settings.bus.topic, last=last, type=pattern)
 
 
-async def _append(service: Service, type: str, data: bytes) -> Ref:
+async def _append(service: Service, type: str, data: bytes, content: Content) -> Ref:
     topic = service.settings.bus.topic
-    request = Append.of(topic, data, service.backend.limits, type=type, content="text")
+    request = Append.of(topic, data, service.backend.limits, type=type, content=content)
     if len(data) > service.backend.limits.blob_bytes_min:  # too large to wait in memory for a commit with others
         return await service.blocking(service.backend.append, request)
     return await service.commits.append(request)

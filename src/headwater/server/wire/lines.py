@@ -28,6 +28,7 @@ from headwater.event import Content
 from headwater.format import given, jsonl
 from headwater.format.batch import BLOB, DATA, KEY, META, TYPE
 from headwater.format.column import Column
+from headwater.format.contents import may_be_json
 from headwater.format.events import EventBatch
 from headwater.limits import Limits
 from headwater.server.wire.decoding import WRONG, ParsedEvents, more_than, too_long, too_many
@@ -139,10 +140,10 @@ def _data(batch: EventBatch) -> list[bytes]:
     column = stored.column(DATA)
     assert column is not None
     values = [value or b"" for value in batch.values(column)]
-    if stored.content == "bytes":
-        return [b'"data_base64":"%b"' % b2a_base64(value, newline=False) for value in values]
-    if stored.content == "text" and _plain(_span(batch, column)):
-        return [b'"data":"%b"' % value for value in values]
+    if stored.content in ("bytes", "text"):
+        span = _span(batch, column)
+        if not may_be_json(span).any() and _plain(span):
+            return [b'"data":"%b"' % value for value in values]
     if stored.content == "json" and _sound(values) and _compact(_span(batch, column)):
         return [b'"data":' + value for value in values]
     shown = _SHOWN[stored.content]
@@ -181,8 +182,13 @@ def _compact(column: Column) -> bool:
     return ends is None or not (np.isin(spaces, ends).any() or np.isin(spaces, ends - 1).any())
 
 
+def _shown_text(data: bytes) -> bytes:
+    return msgspec.json.format(data, indent=-1) if jsonl.holds_json(data) else _encode(data.decode())
+
+
 _SHOWN: dict[Content, Callable[[bytes], bytes]] = {
-    "text": lambda data: _encode(data.decode()),
+    "bytes": _shown_text,
+    "text": _shown_text,
     "json": jsonl.one_line,
     "bson": jsonl.from_bson,
 }

@@ -10,8 +10,9 @@ r"""Server-sent events: frames of `id:`, `event:` and `data:` lines, and the cur
 
 - `data:` there is one for each line of the data, whether it ends with `\n`, `\r\n` or `\r`: the stream cannot tell them
   apart, and a reader gets `\n`. JSON means the same after that; text may not.
-- Text and JSON are as they are stored, BSON is relaxed Extended JSON, bytes are base64; on the bus, bytes are as they
-  are too. What is not UTF-8, or no BSON, whatever its producer called it, is base64: the stream must be UTF-8.
+- Text and JSON are as they are stored, BSON is relaxed Extended JSON. Bytes that are a JSON object or array are as they
+  are stored, other bytes are base64, which begins with neither sign; on the bus, bytes are as they are too. What is not
+  UTF-8, or no BSON, whatever its producer called it, is base64: the stream must be UTF-8.
 - `event:` is the type, and is left out for an empty one. Line feeds and carriage returns in a type, which would end the
   line, are written `%0A` and `%0D`.
 - A huge event above the limit for memory comes as an event `headwater.huge`, with its type, offset and size as JSON.
@@ -97,7 +98,7 @@ def _data(content: Content, values: list[bytes], bus: bool) -> list[bytes]:
     if content == "bson":
         return [_extended(value) for value in values]
     if content == "bytes" and not bus:
-        return [b2a_base64(value, newline=False) for value in values]
+        return [_text(value) if jsonl.holds_json(value) else b2a_base64(value, newline=False) for value in values]
     raw = b"".join(values)
     if raw.isascii() and b"\n" not in raw and b"\r" not in raw:
         return values

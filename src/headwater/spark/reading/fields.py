@@ -1,5 +1,7 @@
 """Reads fields of JSON or BSON data as columns of Arrow, before they cross to the JVM. Needs no JVM.
 
+Bytes and text that are a JSON object have fields, too.
+
 A chunk of JSON is decoded at once by msgspec, which skips all fields that the schema does not name. If an event in it
 does not parse, the chunk is halved until it is small, and its events are then decoded one by one. A column whose values
 have one plain type goes to Arrow as it is; any other is converted value by value, by the rules of `values`. Data that
@@ -28,6 +30,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headwater.errors import Invalid
 from headwater.format import events
 from headwater.format.codec import codec
+from headwater.format.column import Column
+from headwater.format.contents import may_be_json
 from headwater.spark.reading import values
 
 if TYPE_CHECKING:
@@ -81,9 +85,7 @@ def _check_nullable(field: Any, name: str) -> None:
 
 def documents(content: str, data: pa.BinaryArray) -> list[Any]:
     """Return the data of events as objects; without those that have none."""
-    if content not in ("json", "bson"):
-        return []
-    found = (_json if content == "json" else _bson)(data.drop_null())
+    found = (_bson if content == "bson" else _json)(data.drop_null())
     return [document for document in found if isinstance(document, dict)]
 
 
@@ -118,12 +120,11 @@ class FieldReader:
 
     def columns(self, content: str, data: pa.BinaryArray, where: Where = str) -> list[pa.Array[Any]]:
         """Return the fields of so many events, all of one content, each in the Arrow type that Spark expects."""
-        if content not in ("json", "bson") or data.null_count == len(data):
-            if self._strict and len(data):
-                raise _failure(where(0), f"its data is {content}, which has no fields")
-            return [pa.nulls(len(data), field.type) for field in self._fields]
-        if data.null_count:
-            return self._around_nulls(content, data, where)
+        present = _present(content, data)
+        if not present.all():
+            return self._of_present(content, data, present, where)
+        if not len(data):
+            return [pa.nulls(0, field.type) for field in self._fields]
         if content == "bson":
             return self.of_documents(_bson(data), where)
         pieces = [self._columns(rows, get, lo, where) for lo, rows, get in self._decoded(data)]
@@ -170,12 +171,13 @@ class FieldReader:
     def _slot(self, name: str) -> Callable[[Any], Any]:
         return attrgetter(self._slots[name])
 
-    def _around_nulls(self, content: str, data: pa.BinaryArray, where: Where) -> list[pa.Array[Any]]:
-        present: Any = data.is_valid().to_numpy(zero_copy_only=False)
+    def _of_present(self, content: str, data: pa.BinaryArray, present: Any, where: Where) -> list[pa.Array[Any]]:
         rows = np.flatnonzero(present)
         if self._strict:
-            raise _failure(where(int(np.flatnonzero(~present)[0])), "its data is too large to be parsed")
-        found = self.columns(content, data.drop_null(), lambda row: where(int(rows[row])))
+            row = int(np.flatnonzero(~present)[0])
+            why = f"{content}, but not a JSON object" if data[row].is_valid else "too large to be parsed"
+            raise _failure(where(row), f"its data is {why}")
+        found = self.columns(content, data.filter(pa.array(present)), lambda row: where(int(rows[row])))
         places = pa.array(np.cumsum(present) - 1, mask=~present)
         return [column.take(places) for column in found]
 
@@ -233,6 +235,15 @@ def _event(run: Sequence[EventBatch], row: int) -> str:
             return f"topic {batch.log.topic!r}, partition {batch.partition}, offset {int(batch.offsets()[row])}"
         row -= len(batch)
     raise AssertionError("there is no such row")
+
+
+def _present(content: str, data: Any) -> Any:
+    """Return which events may have fields: their data is here and, as bytes or text, begins like a JSON object."""
+    present = data.is_valid().to_numpy(zero_copy_only=False)
+    if content in ("bytes", "text") and len(data):
+        places, content_bytes = _buffers(data)
+        present &= may_be_json(Column(len(data), content_bytes.data, places), objects_only=True)
+    return present
 
 
 def _json(data: Any) -> list[Any]:
